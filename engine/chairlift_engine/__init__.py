@@ -1,0 +1,5 @@
+"""The continuous-batching engine: scheduler, paged KV, runners and the OpenAI-compatible server.
+
+`scheduler`, `blocks`, `request` and `engine` import no torch (import-linter holds them to it); a
+runner is handed in. Start reading at `engine.Engine.step`.
+"""

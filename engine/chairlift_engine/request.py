@@ -1,0 +1,106 @@
+"""One request's state, from arrival to its last token. No torch, no I/O, no clock of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chairlift_protocol.wire import RequestClass
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # a stop token, or the server found a stop string
+    LENGTH = "length"  # max_tokens or the model's length
+    ABORT = "abort"  # the client left, or the server gave up
+    ERROR = "error"  # the forward pass failed
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to pick tokens and when to end. temperature 0 is greedy; top_k 0 means all.
+
+    seed: with the output position it determines each draw, so that a seeded request repeats
+        whatever runs beside it and after any preemption.
+    stop_token_ids: ends the request; the end-of-sequence ids belong here unless ignored.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+class Request:
+    """Mutable; owned by the scheduler from `add` until it finishes or is aborted.
+
+    token_ids holds prompt and output; KV exists for the first num_computed_tokens of them.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "block_ids",
+        "first_scheduled_s",
+        "first_token_s",
+        "id",
+        "last_token_s",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_times_passed",
+        "request_class",
+        "sampling",
+        "tenant",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        arrival_s: float,
+        request_class: RequestClass = RequestClass.INTERACTIVE,
+        tenant: str = "anonymous",
+    ) -> None:
+        self.id = id
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.sampling = sampling
+        self.request_class = request_class
+        self.tenant = tenant
+        self.arrival_s = arrival_s
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.block_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.num_times_passed = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.id!r}, {self.request_class}, {self.num_computed_tokens} computed of "
+            f"{self.num_prompt_tokens}+{self.num_output_tokens})"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token to compute and it is the last: the next step yields another token.
+
+        False while waiting, prefilling, or recomputing after a preemption.
+        """
+        return self.num_uncomputed_tokens == 1 and self.num_computed_tokens > 0

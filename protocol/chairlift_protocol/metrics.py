@@ -1,0 +1,38 @@
+"""Metric names: vLLM's where vLLM has the metric, `chairlift_` only for what it lacks.
+
+Type, unit and meaning of each are in docs/protocol.md. Every `vllm:` series carries the labels
+`model_name` and `engine`, as vLLM's do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NUM_REQUESTS_RUNNING: Final = "vllm:num_requests_running"
+NUM_REQUESTS_WAITING: Final = "vllm:num_requests_waiting"
+KV_CACHE_USAGE: Final = "vllm:kv_cache_usage_perc"
+TTFT_SECONDS: Final = "vllm:time_to_first_token_seconds"
+INTER_TOKEN_LATENCY_SECONDS: Final = "vllm:inter_token_latency_seconds"
+E2E_LATENCY_SECONDS: Final = "vllm:e2e_request_latency_seconds"
+QUEUE_TIME_SECONDS: Final = "vllm:request_queue_time_seconds"
+PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+GENERATION_TOKENS: Final = "vllm:generation_tokens_total"
+NUM_PREEMPTIONS: Final = "vllm:num_preemptions_total"
+REQUEST_SUCCESS: Final = "vllm:request_success_total"  # label finished_reason
+
+# Sums over steps identify the step-time model exactly: a tick's differences are linear in it.
+STEP_SECONDS: Final = "chairlift_step_seconds_total"
+STEPS: Final = "chairlift_steps_total"
+STEP_DECODE_SEQS: Final = "chairlift_step_decode_seqs_total"
+STEP_PREFILL_TOKENS: Final = "chairlift_step_prefill_tokens_total"
+STEP_KV_TOKENS: Final = "chairlift_step_kv_tokens_total"
+
+SLO_EVENTS: Final = "chairlift_slo_events_total"  # objective=ttft|itl threshold_ms result class
+OLDEST_WAITING_SECONDS: Final = "chairlift_oldest_waiting_seconds"  # class
+REQUESTS_RECEIVED: Final = "chairlift_requests_received_total"  # class; before any refusal
+POLICY_GENERATION: Final = "chairlift_policy_generation"  # part=term|counter
+
+# Gateway, as the client sees it.
+GATEWAY_TTFT_SECONDS: Final = "chairlift_gateway_time_to_first_token_seconds"  # class
+GATEWAY_GAP_SECONDS: Final = "chairlift_gateway_inter_token_gap_seconds"  # class
+GATEWAY_RESPONSES: Final = "chairlift_gateway_responses_total"  # class code
