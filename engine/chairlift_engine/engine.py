@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from chairlift_engine.clock import Clock
 from chairlift_engine.request import FinishReason, Request
+from chairlift_engine.residency import Gauges
 from chairlift_engine.runner import Runner
-from chairlift_engine.scheduler import Gauges, Scheduler, StepPlan, TokenEvent
+from chairlift_engine.scheduler import Scheduler, StepPlan, TokenEvent
 from chairlift_protocol.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended: list[tuple[Request, FinishReason]] = []
         self._stopping = False
+        self._idle = True
 
     def request_add(self, request: Request) -> None:
         self._commands.put(lambda: self.scheduler.add(request))
@@ -118,9 +120,11 @@ class Engine:
 
     def step(self) -> None:
         """One turn of the loop. Waits for a command when there is nothing to compute."""
-        had_commands = self._take_commands(wait=not self.scheduler.has_work)
+        had_commands = self._take_commands(wait=self._idle)
         started_s = self.heartbeat_s = self._clock.now_s()
         plan = self.scheduler.schedule(started_s)
+        # Also idle when work waits that may not run yet: only a command can change that.
+        self._idle = not plan.chunks
         if plan.chunks:
             self._compute(plan, started_s)
         elif had_commands:
@@ -143,7 +147,7 @@ class Engine:
         self, now_s: float, tokens: tuple[TokenEvent, ...], sums: StepSums | None
     ) -> None:
         ended, self._ended = tuple(self._ended), []
-        self._on_report(StepReport(now_s, tokens, ended, sums, self.scheduler.gauges()))
+        self._on_report(StepReport(now_s, tokens, ended, sums, self.scheduler.residency.gauges()))
 
     def _take_commands(self, wait: bool) -> bool:
         taken = False
