@@ -109,9 +109,12 @@ class Scheduler:
                 self.residency.preempt(request)
         draft = _Draft(now_s, self.policy.step_tokens)
         self._plan_decodes(draft)
-        self._plan_begun_prefills(draft)
-        if self._admit(draft, INTERACTIVE, self.policy.step_tokens):
-            self._admit(draft, BATCH, int(self.policy.batch_class_share * self.policy.step_tokens))
+        self._plan_begun_prefills(draft, INTERACTIVE)
+        all_started = self._admit(draft, INTERACTIVE)
+        draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
+        self._plan_begun_prefills(draft, BATCH)
+        if all_started:  # what an interactive request waits for is not given to batch work
+            self._admit(draft, BATCH)
         decodes = [c for c in draft.decodes if _still_holds(c)]
         prefills = [c for c in draft.prefills if _still_holds(c)]
         return StepPlan(
@@ -145,29 +148,31 @@ class Scheduler:
                 draft.decodes.append(ScheduledChunk(request, request.num_computed_tokens, 1))
                 draft.budget_tokens -= 1
 
-    def _plan_begun_prefills(self, draft: _Draft) -> None:
-        for request in self.residency.running:
+    def _batch_tokens_left(self, draft: _Draft) -> int:
+        share_tokens = int(self.policy.batch_class_share * self.policy.step_tokens)
+        num_decodes = sum(1 for c in draft.decodes if c.request.request_class is BATCH)
+        # At least one block, or a small share of a small budget would start nothing, ever.
+        return max(share_tokens, self.capacity.block_tokens) - num_decodes
+
+    def _plan_begun_prefills(self, draft: _Draft, request_class: RequestClass) -> None:
+        for request in self.residency.running_of(request_class):
             if not request.is_decoding:
                 num_tokens = self._chunk_tokens(request, draft.budget_tokens)
                 if num_tokens > 0:
                     draft.prefill(request, num_tokens)
 
-    def _admit(self, draft: _Draft, request_class: RequestClass, share_tokens: int) -> bool:
-        """Start waiting requests of one class while slots, blocks, budget and its share last.
+    def _admit(self, draft: _Draft, request_class: RequestClass) -> bool:
+        """Start waiting requests of one class while slots, blocks and budget last.
 
         Passes over what does not fit; False says that such a request was left waiting.
         """
-        share_tokens -= sum(
-            c.num_tokens for c in draft.prefills if c.request.request_class is request_class
-        )
         passed: list[Request] = []
         for request in tuple(self.residency.waiting[request_class]):
-            num_tokens = self._chunk_tokens(request, min(draft.budget_tokens, share_tokens))
+            num_tokens = self._chunk_tokens(request, draft.budget_tokens)
             if num_tokens <= 0:
                 break
             if self.residency.make_room(request):
                 self._start(draft, request, num_tokens)
-                share_tokens -= num_tokens
                 for other in passed:
                     other.num_times_passed += 1
             else:
