@@ -1,0 +1,49 @@
+# Chairlift. `make help` lists what there is; every target sets up what it needs.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.synced
+export PYTHONUNBUFFERED := 1
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## the environment in .venv, from hash-pinned requirements (about 5 GB, 1-3 minutes)
+
+# uv keeps one cache for all clones, so torch is downloaded once; pip would fetch it each time.
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "chairlift needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@test -x $(VENV)/bin/uv || { echo "making $(VENV) ..."; $(PYTHON) -m venv $(VENV) && $(VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt; }
+	@echo "installing the pinned packages ..."
+	@$(VENV)/bin/uv pip sync -q --python $(PY) --require-hashes requirements/dev.txt requirements/uv.txt
+	@$(VENV)/bin/uv pip install -q --python $(PY) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## the whole loop on this machine: real model, real chat load, knobs moved while it runs
+	@$(PY) -m chairlift_bench.ride
+
+test: $(STAMP) model ## all tests
+	$(PY) -m pytest -q
+
+model: $(STAMP) ## the real model (SmolLM2-135M-Instruct, 93 MB download) in the user's cache
+	@$(VENV)/bin/chairlift model get smollm2-135m
+
+lint: $(STAMP) ## ruff, mypy --strict, import contracts
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo 2>/dev/null || $(VENV)/bin/lint-imports
+
+lock: ## rewrite requirements/*.txt from pyproject.toml
+	@for extra in engine gateway operator dev; do \
+	  $(VENV)/bin/uv pip compile -q pyproject.toml --extra $$extra --universal --python-version 3.11 \
+	    --generate-hashes --no-emit-index-url --custom-compile-command "make lock" -o requirements/$$extra.txt; done
+	@echo "uv==0.13.9" | $(VENV)/bin/uv pip compile -q - --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" -o requirements/uv.txt
+
+clean: ## remove the environment and caches of this clone
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+.PHONY: help setup demo test model lint lock clean

@@ -1,0 +1,61 @@
+"""The policy body on the wire: what it says is what comes back, and a bad field is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chairlift_protocol.policy import Generation, Policy, PolicyError, SloThresholds
+
+POLICY = Policy(
+    generation=Generation(3, 17),
+    batch_size=48,
+    step_tokens=256,
+    chunk_tokens=128,
+    batch_class_share=0.25,
+    slo=SloThresholds(ttft_ms=500, itl_ms=50),
+)
+
+
+def test_a_policy_survives_the_wire() -> None:
+    assert Policy.from_json(POLICY.to_json()) == POLICY
+
+
+def test_generations_order_by_leadership_first() -> None:
+    assert Generation(1, 99) < Generation(2, 0) < Generation(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: must be a whole number of at least 1, not 0"),
+        ({"batch_size": True}, "batch_size: must be a whole number"),
+        ({"step_tokens": 1.5}, "step_tokens: must be a whole number"),
+        ({"batch_class_share": 1.01}, r"batch_class_share: must lie in 0.0..1.0, not 1.01"),
+        ({"batch_class_share": float("nan")}, "batch_class_share: must lie in"),
+        ({"slo": {"ttft_ms": 0, "itl_ms": 50}}, "slo.ttft_ms: must lie in"),
+        ({"slo": {"ttft_ms": 5}}, "slo: field 'itl_ms' is missing"),
+        ({"slo": 5}, "slo: must be a JSON object, not int"),
+        ({"generation": 7}, r"generation: must be \[term, counter\], not 7"),
+        ({"generation": [1, -1]}, "generation: must be a whole number of at least 0, not -1"),
+        ({"scheduling": "static"}, "scheduling: this engine only knows 'continuous'"),
+        ({"burst": 3}, "policy: unknown field 'burst'; it takes generation, batch_size"),
+    ],
+)
+def test_a_bad_field_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        Policy.from_json({**POLICY.to_json(), **change})
+
+
+def test_a_missing_field_is_named() -> None:
+    body = POLICY.to_json()
+    del body["chunk_tokens"]
+    with pytest.raises(PolicyError, match="field 'chunk_tokens' is missing"):
+        Policy.from_json(body)
+
+
+@pytest.mark.parametrize("body", [None, [], "policy", 3])
+def test_a_policy_is_an_object(body: object) -> None:
+    with pytest.raises(PolicyError, match="must be a JSON object"):
+        Policy.from_json(body)
