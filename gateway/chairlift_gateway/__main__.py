@@ -1,0 +1,119 @@
+"""`chairlift-gateway`: one process, one port, until SIGTERM; then streams in flight finish first.
+
+Exit code 0 after an orderly end, 2 with one sentence on stderr when it cannot start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator, Sequence
+
+import prometheus_client
+import uvicorn
+
+from chairlift_gateway.app import Gateway, open_gateway
+from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
+from chairlift_gateway.endpoints import EndpointsError, EndpointSource, FileEndpoints
+
+# Longer than clients keep idle connections: one that closes under a request is an error to them.
+KEEPALIVE_S = 75
+# After the cut, clients that do not even take their error event are not waited for.
+LAST_WORDS_S = 2
+BACKLOG = 2048
+
+logger = logging.getLogger("chairlift_gateway")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        config = parse_config(argv)
+        source = _open_endpoints(config)
+        listener = _listen(config)
+    except ConfigError as error:
+        print(f"chairlift-gateway: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    asyncio.run(_serve(config, source, listener))
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `_serve`: uvicorn raises them again at its end, and no exit code is 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _serve(config: GatewayConfig, source: EndpointSource, listener: socket.socket) -> None:
+    async with open_gateway(config, source) as gateway:
+        server = _Server(
+            uvicorn.Config(
+                gateway.app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEPALIVE_S,
+                timeout_graceful_shutdown=math.ceil(config.drain_s) + LAST_WORDS_S,
+            )
+        )
+        _drain_on_signal(config, gateway, server)
+        host, port = listener.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"chairlift-gateway: listening on http://{address}", flush=True)
+        await server.serve(sockets=[listener])
+
+
+def _drain_on_signal(config: GatewayConfig, gateway: Gateway, server: uvicorn.Server) -> None:
+    """The first signal drains; a second one cuts off what is still in flight."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if server.should_exit:
+            gateway.cut_off()
+            return
+        logger.info("draining for at most %g s; signal again to cut off", config.drain_s)
+        gateway.begin_drain()
+        server.should_exit = True
+        loop.call_later(config.drain_s, gateway.cut_off)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _open_endpoints(config: GatewayConfig) -> FileEndpoints:
+    try:
+        return FileEndpoints(config.endpoints_path)
+    except EndpointsError as error:
+        raise ConfigError(f"--endpoints-file: {error}") from error
+
+
+def _listen(config: GatewayConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise ConfigError(
+            f"--port: cannot listen on {config.host} port {config.port}: {why}; "
+            "choose a free one, or 0 to have one picked"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

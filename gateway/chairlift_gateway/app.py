@@ -1,0 +1,115 @@
+"""The gateway put together: paths, health, metrics, and the parts behind them for a process's life.
+
+It knows no sockets to listen on and no signals; `__main__` and the tests do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from chairlift_gateway.config import GatewayConfig
+from chairlift_gateway.endpoints import EndpointSource
+from chairlift_gateway.metrics import GatewayMetrics
+from chairlift_gateway.openai_errors import Refusal
+from chairlift_gateway.proxy import Proxy, ProxyRoute, Target
+from chairlift_gateway.upstream import Upstream, open_session
+from chairlift_protocol import wire
+
+BATCH_PREFIX = "/batch"
+
+
+class Gateway:
+    """`app` serves; the rest is for whoever starts and stops it."""
+
+    def __init__(self, proxy: Proxy, upstream: Upstream, metrics: GatewayMetrics) -> None:
+        self._proxy = proxy
+        self._upstream = upstream
+        self._metrics = metrics
+        self._is_draining = False
+        self.app = self._build_app()
+
+    def begin_drain(self) -> None:
+        self._is_draining = True
+
+    def cut_off(self) -> None:
+        self._proxy.cut_off()
+
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def _ready(self, request: Request) -> Response:
+        """Ready as long as it knows a replica; a busy one is no reason to take the gateway out."""
+        if self._is_draining:
+            status = "draining"
+        else:
+            status = "ready" if self._upstream.router.replicas else "no replica known"
+        return JSONResponse({"status": status}, status_code=200 if status == "ready" else 503)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def _build_app(self) -> Starlette:
+        app = Starlette(
+            routes=[
+                *self._proxied_routes(),
+                Route(wire.LIVE_PATH, self._live),
+                Route(wire.READY_PATH, self._ready),
+                Route(wire.METRICS_PATH, self._show_metrics),
+            ],
+            exception_handlers={HTTPException: _refuse},
+        )
+        app.router.redirect_slashes = False
+        return app
+
+    def _proxied_routes(self) -> Iterator[Route]:
+        for path, method, asks_for_tokens in (
+            (wire.COMPLETIONS_PATH, "POST", True),
+            (wire.CHAT_COMPLETIONS_PATH, "POST", True),
+            (wire.TOKENIZE_PATH, "POST", False),
+            (wire.MODELS_PATH, "GET", False),
+        ):
+            for prefix in ("", BATCH_PREFIX):
+                target = Target(path, asks_for_tokens, is_batch=bool(prefix))
+                yield Route(prefix + path, ProxyRoute(self._proxy, target), methods=[method])
+
+
+@asynccontextmanager
+async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIterator[Gateway]:
+    """A gateway whose list of replicas is kept up to date; a watch that dies takes it down."""
+    metrics = GatewayMetrics()
+    async with open_session() as session, asyncio.TaskGroup() as tasks:
+        upstream = Upstream(
+            source, session, metrics, hold_s=config.hold_s, hold_max=config.hold_max
+        )
+        upstream.publish(source.latest())
+        watching = tasks.create_task(source.watch(upstream.publish))
+        try:
+            yield Gateway(Proxy(config, upstream, metrics), upstream, metrics)
+        finally:
+            watching.cancel()
+            await upstream.close()
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    what = f"{request.method} {request.url.path}"
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        refusal = Refusal(
+            status, "method_not_allowed", f"{what} is not allowed; this path takes {allowed}."
+        )
+    else:
+        refusal = Refusal(status, "not_found", f"{what} is not served here.")
+    headers = {"content-type": "application/json", **(error.headers or {})}
+    return Response(refusal.body(), status_code=status, headers=headers)

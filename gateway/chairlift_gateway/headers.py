@@ -1,0 +1,95 @@
+"""Which headers cross the gateway, in either direction, and what a request is called.
+
+It knows no sockets. `proxy` calls it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from chairlift_protocol.wire import (
+    IGNORED_FIELDS_HEADER,
+    INTERNAL_HEADERS,
+    REQUEST_ID_HEADER,
+)
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
+)  # fmt: skip
+# Headers that the gateway writes itself towards the engine, or that end here: an API key is for the
+# gateway's eyes, and an answer that came compressed could not be read for its tokens.
+_NOT_TO_ENGINE = _HOP_BY_HOP | {
+    b"host", b"content-length", b"expect", b"authorization", b"cookie", b"accept-encoding",
+    REQUEST_ID_HEADER.encode(), *(name.encode() for name in INTERNAL_HEADERS),
+}  # fmt: skip
+_NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"date", b"server", REQUEST_ID_HEADER.encode()}
+# An engine may know internal headers that this gateway does not.
+_INTERNAL_PREFIX = b"x-chairlift-"
+_FOR_CLIENTS = frozenset((IGNORED_FIELDS_HEADER.encode(),))
+
+_LONGEST_ID = 128
+_SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,%d}" % _LONGEST_ID)
+_NUM_UNIQUE_HEX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNames:
+    """What the client calls its request, and the name that no other request has."""
+
+    for_client: str
+    unique: str
+
+
+def request_names(given: bytes | None) -> RequestNames:
+    """Keep a sane client's id; two live requests of one id still differ towards the engine."""
+    suffix = secrets.token_hex(_NUM_UNIQUE_HEX // 2)
+    if given is not None and _SANE_ID.fullmatch(given):
+        name = given.decode("ascii")
+        return RequestNames(name, f"{name[: _LONGEST_ID - _NUM_UNIQUE_HEX - 1]}-{suffix}")
+    name = f"req-{secrets.token_hex(4)}{suffix}"
+    return RequestNames(name, name)
+
+
+def towards_engine(headers: RawHeaders) -> list[tuple[str, str]]:
+    """What a client's headers leave for the engine, before the gateway adds its own."""
+    kept = _crossing(headers, _NOT_TO_ENGINE)
+    return [
+        (name.decode("latin-1"), value.decode("utf-8", "replace"))
+        for name, value in kept
+        if not name.startswith(_INTERNAL_PREFIX)
+    ]
+
+
+def towards_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    return [
+        (name, value)
+        for name, value in _crossing(headers, _NOT_TO_CLIENT)
+        if name in _FOR_CLIENTS or not name.startswith(_INTERNAL_PREFIX)
+    ]
+
+
+def find(headers: RawHeaders, name: bytes) -> bytes | None:
+    return next((value for key, value in headers if key.lower() == name), None)
+
+
+def bearer_key(headers: RawHeaders) -> bytes | None:
+    given = find(headers, b"authorization")
+    scheme, _, key = (given or b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" and key.strip() else None
+
+
+def _crossing(headers: RawHeaders, stopped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    pairs = [(name.lower(), value) for name, value in headers]
+    named_by_connection = {
+        token.strip().lower()
+        for name, value in pairs
+        if name == b"connection"
+        for token in value.split(b",")
+    }
+    return [pair for pair in pairs if pair[0] not in stopped | named_by_connection]

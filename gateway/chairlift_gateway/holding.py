@@ -1,0 +1,83 @@
+"""Requests that wait because no replica is ready: bounded in number and time, woken by an event.
+
+When replicas appear, the waiting are let go a few at a time, interactive ones first, so that a wake
+from zero does not fall on the first replica as one herd. It knows no HTTP; `upstream` calls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from chairlift_gateway.metrics import GatewayMetrics
+from chairlift_protocol.wire import RequestClass
+
+RELEASED_PER_REPLICA = 8
+RELEASE_PAUSE_S = 0.05
+
+
+class HoldFull(Exception):
+    """As many requests wait as may."""
+
+
+class Holding:
+    def __init__(
+        self, num_max: int, num_routable: Callable[[], int], metrics: GatewayMetrics
+    ) -> None:
+        self._num_max = num_max
+        self._num_routable = num_routable
+        self._metrics = metrics
+        self._waiting: dict[RequestClass, deque[asyncio.Future[None]]] = {
+            RequestClass.INTERACTIVE: deque(),
+            RequestClass.BATCH: deque(),
+        }
+        self._releasing: asyncio.Task[None] | None = None
+
+    @property
+    def num_held(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def wait(self, request_class: RequestClass, timeout_s: float) -> bool:
+        """Return True when let go, False after timeout_s; raise HoldFull."""
+        if self.num_held >= self._num_max:
+            raise HoldFull
+        waiter = asyncio.get_running_loop().create_future()
+        queue = self._waiting[request_class]
+        queue.append(waiter)
+        gauge = self._metrics.held.labels(request_class.value)
+        gauge.inc()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            gauge.dec()
+            with suppress(ValueError):
+                queue.remove(waiter)
+
+    def release(self) -> None:
+        """Replicas appeared: start to let the waiting go, unless that is under way."""
+        if self._releasing is None or self._releasing.done():
+            self._releasing = asyncio.get_running_loop().create_task(self._release_paced())
+
+    async def close(self) -> None:
+        if self._releasing is not None:
+            self._releasing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._releasing
+
+    async def _release_paced(self) -> None:
+        while self.num_held and (num_released := RELEASED_PER_REPLICA * self._num_routable()):
+            for _ in range(min(num_released, self.num_held)):
+                waiter = self._pop_first()
+                # One that gave up in this very turn of the loop is still in its queue.
+                if not waiter.done():
+                    waiter.set_result(None)
+            await asyncio.sleep(RELEASE_PAUSE_S)
+
+    def _pop_first(self) -> asyncio.Future[None]:
+        return next(queue for queue in self._waiting.values() if queue).popleft()

@@ -1,0 +1,93 @@
+"""What the gateway counts, as the client sees it. docs/protocol.md says what each series means.
+
+Only requests for tokens (completions and chat completions) are counted: arrivals feed the number
+of replicas, and listing models is no demand. Each gateway has its own registry. `proxy`, `upstream`
+and `holding` write; `app` shows it.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from chairlift_protocol import metrics as names
+from chairlift_protocol.wire import RequestClass
+
+# An interactive objective lies between tens of milliseconds and a few seconds; a held request may
+# wait half a minute.
+TTFT_BUCKETS_S = (
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
+)  # fmt: skip
+GAP_BUCKETS_S = (
+    0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125,
+    0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+IN_FLIGHT = "chairlift_gateway_requests_in_flight"
+HELD = "chairlift_gateway_requests_held"
+UPSTREAM_FAILURES = "chairlift_gateway_upstream_failures_total"
+
+# Nginx's code for a client that left before its answer was complete; no such answer is sent.
+CLIENT_LEFT = 499
+
+
+class GatewayMetrics:
+    """Both classes show from the start, because an absent series is not a zero."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.received = Counter(
+            names.REQUESTS_RECEIVED, "Requests that arrived, refused ones too.", ["class"],
+            registry=registry,
+        )  # fmt: skip
+        self.responses = Counter(
+            names.GATEWAY_RESPONSES,
+            "Outcomes by status code; 499: the client left, 502: also a stream that broke off.",
+            ["class", "code"],
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            names.GATEWAY_TTFT_SECONDS, "Arrival to the first token of a stream.", ["class"],
+            buckets=TTFT_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.gap = Histogram(
+            names.GATEWAY_GAP_SECONDS, "Time between two tokens of a stream.", ["class"],
+            buckets=GAP_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+        self.in_flight = Gauge(
+            IN_FLIGHT, "Requests between arrival and outcome.", ["class"], registry=registry
+        )
+        self.held = Gauge(
+            HELD, "Requests that wait for a replica to become ready.", ["class"], registry=registry
+        )
+        self.upstream_failures = Counter(
+            UPSTREAM_FAILURES, "Replicas that failed, before or after an answer began.", ["stage"],
+            registry=registry,
+        )  # fmt: skip
+        for request_class in RequestClass:
+            for metric in (self.received, self.ttft, self.gap, self.in_flight, self.held):
+                metric.labels(request_class.value)
+        for stage in ("before_answer", "in_answer"):
+            self.upstream_failures.labels(stage)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class TokenClock:
+    """Times one stream's tokens as they pass."""
+
+    def __init__(self, metrics: GatewayMetrics, request_class: RequestClass, arrived_s: float):
+        self._ttft = metrics.ttft.labels(request_class.value)
+        self._gap = metrics.gap.labels(request_class.value)
+        self._arrived_s = arrived_s
+        self._last_s: float | None = None
+
+    def tokens(self, num_tokens: int, now_s: float) -> None:
+        """Tokens that passed together: to the client, the later ones have no gap."""
+        for _ in range(num_tokens):
+            if self._last_s is None:
+                self._ttft.observe(now_s - self._arrived_s)
+            else:
+                self._gap.observe(now_s - self._last_s)
+            self._last_s = now_s

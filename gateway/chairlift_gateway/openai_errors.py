@@ -1,0 +1,81 @@
+"""Refusals in the shape that OpenAI's clients understand: a response, or a stream's last event.
+
+It knows no HTTP server. `proxy`, `upstream` and `app` raise and render them.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+
+class Refusal(Exception):
+    """Why a request gets no answer from an engine; `message` is written for the client."""
+
+    def __init__(
+        self, status: HTTPStatus, code: str, message: str, *, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": kind, "param": None, "code": self.code}
+        return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+    def event(self) -> bytes:
+        """One server-sent event; a stream that ends so never sends `[DONE]`."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        body_headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            body_headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        return body_headers
+
+
+def too_large(limit_bytes: int) -> Refusal:
+    return Refusal(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "request_too_large",
+        f"The request body is longer than the {limit_bytes} bytes that this gateway takes.",
+    )
+
+
+def not_ready(why: str) -> Refusal:
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "no_replica_ready", why, retry_after_s=5)
+
+
+def unreachable() -> Refusal:
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "upstream_unreachable",
+        "No engine replica could be reached, nor on a second try; please try again.",
+        retry_after_s=1,
+    )
+
+
+def broken_off() -> Refusal:
+    return Refusal(
+        HTTPStatus.BAD_GATEWAY,
+        "upstream_failed",
+        "The engine replica failed before its answer was complete.",
+    )
+
+
+def shutting_down() -> Refusal:
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "gateway_shutting_down",
+        "The gateway is shutting down and could not wait for this answer any longer.",
+        retry_after_s=1,
+    )
+
+
+def internal() -> Refusal:
+    return Refusal(
+        HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "The gateway failed on this request."
+    )

@@ -1,0 +1,197 @@
+"""A gateway and scripted engines on real loopback sockets, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+from chairlift_gateway.app import Gateway, open_gateway
+from chairlift_gateway.config import GatewayConfig
+from chairlift_gateway.endpoints import FileEndpoints
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    """Wait for a condition that nothing announces."""
+
+    async def wait(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    return wait
+
+
+@dataclass
+class FakeEngine:
+    """Answers as `handler` says and remembers what it was asked."""
+
+    name: str
+    handler: Handler
+    url: str = ""
+    requests: list[web.Request] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(request)
+        self.bodies.append(await request.read())
+        self.asked.set()
+        try:
+            return await self.handler(request)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+
+
+async def _say_ok(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"object": "text_completion"})
+
+
+@pytest.fixture
+async def start_engine() -> AsyncIterator[Callable[..., Awaitable[FakeEngine]]]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(handler: Handler = _say_ok, name: str = "r0") -> FakeEngine:
+            engine = FakeEngine(name, handler)
+            app = web.Application(client_max_size=2**26)
+            app.router.add_route("*", "/{path:.*}", engine.answer)
+            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            return engine
+
+        yield start
+
+
+@pytest.fixture
+def write_endpoints(tmp_path: Path) -> Callable[..., Path]:
+    """Replace the list of replicas as a supervisor does."""
+    path = tmp_path / "endpoints.json"
+
+    def write(*engines: Any) -> Path:
+        listed = [{"name": engine.name, "url": engine.url} for engine in engines]
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps({"replicas": listed}))
+        os.replace(fresh, path)
+        return path
+
+    return write
+
+
+@dataclass
+class RunningGateway:
+    url: str
+    gateway: Gateway
+    client: aiohttp.ClientSession
+
+    def post(self, path: str = "/v1/completions", **kwargs: Any) -> Any:
+        return self.client.post(self.url + path, **{"data": b"{}", **kwargs})
+
+    async def samples(self) -> dict[tuple[str, ...], float]:
+        """Every sample of /metrics by its name and the values of its labels."""
+        async with self.client.get(self.url + "/metrics") as response:
+            assert response.status == 200
+            families = text_string_to_metric_families(await response.text())
+            return {
+                (sample.name, *sample.labels.values()): sample.value
+                for family in families
+                for sample in family.samples
+            }
+
+    async def until_sample(self, expected: float, *key: str) -> None:
+        deadline_s = time.monotonic() + 5
+        while (seen := (await self.samples()).get(key)) != expected:
+            assert time.monotonic() < deadline_s, f"{key} is {seen}, not {expected}"
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _served(gateway: Gateway) -> AsyncIterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        gateway.app, lifespan="off", log_config=None, access_log=False, server_header=False
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+async def start_gateway(
+    write_endpoints: Callable[..., Path],
+) -> AsyncIterator[Callable[..., Awaitable[RunningGateway]]]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*engines: Any, **settings: Any) -> RunningGateway:
+            path = write_endpoints(*engines)
+            config = GatewayConfig(endpoints_path=path, internal_token="pool-token", **settings)
+            gateway = await stack.enter_async_context(open_gateway(config, FileEndpoints(path)))
+            url = await stack.enter_async_context(_served(gateway))
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            return RunningGateway(url, gateway, client)
+
+        yield start
+
+
+@pytest.fixture
+def unused_url() -> str:
+    """Where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def sse() -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The head of a streamed answer; the handler writes the events."""
+
+    async def prepare(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        return response
+
+    return prepare
+
+
+@pytest.fixture
+def token() -> Callable[[str], bytes]:
+    """A completion's event with that text."""
+
+    def event(text: str) -> bytes:
+        choice = {"index": 0, "text": text, "finish_reason": None}
+        return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+    return event

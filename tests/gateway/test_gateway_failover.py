@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from chairlift_gateway import upstream
+from chairlift_protocol.load import Load
+from chairlift_protocol.wire import LOAD_HEADER, WAITED_MS_HEADER
+
+pytestmark = pytest.mark.anyio
+
+HELD = "chairlift_gateway_requests_held"
+
+
+def stating(num_running: int = 0, draining: bool = False) -> dict[str, str]:
+    return {LOAD_HEADER: Load(num_running, 0, 0, 0, 0.0, (0, 0), draining).to_header()}
+
+
+async def test_a_request_with_no_replica_is_held_until_one_appears(
+    start_engine: Any, start_gateway: Any, write_endpoints: Any
+) -> None:
+    gateway = await start_gateway()
+    engine = await start_engine()
+    asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+    await gateway.until_sample(1, HELD, "interactive")
+    began_s = time.monotonic()
+    await asyncio.sleep(0.05)
+    write_endpoints(engine)
+    async with await asking as answer:
+        assert answer.status == 200
+    assert int(engine.requests[0].headers[WAITED_MS_HEADER]) >= 50
+    assert time.monotonic() - began_s < 1.5
+    assert (await gateway.samples())[HELD, "interactive"] == 0
+
+
+async def test_a_hold_is_bounded_in_time_and_number(start_gateway: Any) -> None:
+    gateway = await start_gateway(hold_s=0.4, hold_max=1)
+    asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+    await gateway.until_sample(1, HELD, "interactive")
+    async with gateway.post("/batch/v1/completions") as refused:
+        assert refused.status == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert "as many requests wait as may" in (await refused.json())["error"]["message"]
+    async with await asking as expired:
+        assert expired.status == 503
+        assert int(expired.headers["retry-after"]) > 0
+        assert "became ready within 0.4 s" in (await expired.json())["error"]["message"]
+    samples = await gateway.samples()
+    assert samples[HELD, "interactive"] == 0
+    assert samples["chairlift_requests_received_total", "batch"] == 1
+    assert samples["chairlift_gateway_responses_total", "batch", "503"] == 1
+
+
+async def test_a_held_client_that_leaves_frees_its_place(start_gateway: Any) -> None:
+    gateway = await start_gateway(hold_max=1)
+    asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+    await gateway.until_sample(1, HELD, "interactive")
+    asking.cancel()
+    await gateway.until_sample(0, HELD, "interactive")
+
+
+async def test_a_replica_that_cannot_be_reached_is_passed_over(
+    start_engine: Any, start_gateway: Any, unused_url: str
+) -> None:
+    engine = await start_engine(name="r1")
+    gateway = await start_gateway(SimpleNamespace(name="r0", url=unused_url), engine)
+    for _ in range(3):
+        async with gateway.post() as answer:
+            assert answer.status == 200
+    assert len(engine.requests) == 3
+    # It is avoided after its first failure, not tried first by every request.
+    samples = await gateway.samples()
+    assert samples["chairlift_gateway_upstream_failures_total", "before_answer"] == 1
+    assert samples["chairlift_gateway_responses_total", "interactive", "200"] == 3
+
+
+async def test_a_connection_cut_before_the_first_byte_is_tried_elsewhere_with_the_same_body(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    async def cut(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    bad, good = await start_engine(cut), await start_engine(name="r1")
+    gateway = await start_gateway(bad, good)
+    async with gateway.post(data=b'{"prompt": "a"}') as answer:
+        assert answer.status == 200
+    assert bad.bodies == good.bodies == [b'{"prompt": "a"}']
+
+
+async def test_two_failures_end_in_503_and_there_is_no_third_try(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    async def cut(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    engines = [await start_engine(cut, name=f"r{i}") for i in range(3)]
+    gateway = await start_gateway(*engines)
+    async with gateway.post() as answer:
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        assert (await answer.json())["error"]["code"] == "upstream_unreachable"
+    assert sum(len(engine.requests) for engine in engines) == 2
+
+
+async def test_a_lone_replica_that_died_is_waited_for_by_its_successor(
+    start_engine: Any, start_gateway: Any, write_endpoints: Any, unused_url: str
+) -> None:
+    gateway = await start_gateway(SimpleNamespace(name="r0", url=unused_url))
+    asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+    await gateway.until_sample(1, HELD, "interactive")
+    engine = await start_engine()
+    write_endpoints(engine)
+    async with await asking as answer:
+        assert answer.status == 200
+    assert len(engine.requests) == 1
+
+
+async def test_a_draining_replicas_503_goes_elsewhere_and_nothing_more_goes_there(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    async def draining(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503, headers=stating(draining=True))
+
+    leaving, staying = await start_engine(draining), await start_engine(name="r1")
+    gateway = await start_gateway(leaving, staying)
+    for _ in range(4):
+        async with gateway.post() as answer:
+            assert answer.status == 200
+    assert (len(leaving.requests), len(staying.requests)) == (1, 4)
+
+
+async def test_a_lone_busy_replicas_503_is_the_answer(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    async def full(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503, body=b"full", headers={"retry-after": "3", **stating(9)})
+
+    engine = await start_engine(full)
+    gateway = await start_gateway(engine)
+    async with gateway.post() as answer:
+        assert (answer.status, await answer.read()) == (503, b"full")
+        assert answer.headers["retry-after"] == "3"
+        assert LOAD_HEADER not in answer.headers
+    assert len(engine.requests) == 1
+
+
+async def test_requests_spread_by_load_and_see_what_other_gateways_sent(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    async def crowded(request: web.Request) -> web.StreamResponse:
+        return web.Response(headers=stating(num_running=50))
+
+    async def idle(request: web.Request) -> web.StreamResponse:
+        return web.Response(headers=stating())
+
+    async def mumbling(request: web.Request) -> web.StreamResponse:
+        return web.Response(headers={LOAD_HEADER: '{"num_running": 1e999}'})
+
+    engines = [await start_engine(crowded, "r0"), await start_engine(idle, "r1")]
+    engines.append(await start_engine(mumbling, "r2"))
+    gateway = await start_gateway(*engines)
+    for _ in range(9):
+        async with gateway.post() as answer:
+            assert answer.status == 200
+    assert [len(engine.requests) for engine in engines] == [1, 4, 4]
+
+
+async def test_scaling_up_and_down_under_traffic_never_shows_an_error(
+    start_engine: Any, start_gateway: Any, write_endpoints: Any
+) -> None:
+    """Replicas that leave the list still finish; ones that are gone are never asked again."""
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.02)
+        return web.Response(headers=stating())
+
+    engines = [await start_engine(slow, f"r{i}") for i in range(3)]
+    gateway = await start_gateway(engines[0])
+    statuses: Counter[int] = Counter()
+    stop = asyncio.Event()
+
+    async def traffic() -> None:
+        while not stop.is_set():
+            async with gateway.post() as answer:
+                statuses[answer.status] += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(traffic())
+        for listed in (engines, engines[2:], engines[1:2]):
+            write_endpoints(*listed)
+            before = [len(engine.requests) for engine in engines]
+            async with asyncio.timeout(3):
+                while any(
+                    len(engine.requests) < before[engines.index(engine)] + 3 for engine in listed
+                ):
+                    await asyncio.sleep(0.01)
+        stop.set()
+    assert set(statuses) == {200}
+
+
+def test_an_idle_connection_is_given_up_before_an_engine_closes_it() -> None:
+    import uvicorn
+
+    engine_default_s = uvicorn.Config("unused:app").timeout_keep_alive
+    assert upstream.KEEPALIVE_S < engine_default_s
+
+
+async def test_a_replica_that_accepts_but_hangs_up_is_not_confused_with_a_client_that_leaves(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    """A listener that closes every connection at once, as a proxy before a dead pod does."""
+
+    def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with await asyncio.start_server(close, sock=listener):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        gateway = await start_gateway(
+            SimpleNamespace(name="r0", url=url), await start_engine(name="r1")
+        )
+        async with gateway.post() as answer:
+            assert answer.status == 200

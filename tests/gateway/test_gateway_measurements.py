@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+pytestmark = pytest.mark.anyio
+
+TTFT = "chairlift_gateway_time_to_first_token_seconds"
+GAP = "chairlift_gateway_inter_token_gap_seconds"
+ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+
+
+async def test_tokens_are_timed_from_arrival_and_from_each_other(
+    start_engine: Any, start_gateway: Any, sse: Any, token: Any
+) -> None:
+    async def chat(request: web.Request) -> web.StreamResponse:
+        response = await sse(request)
+        await response.write(ROLE)
+        await asyncio.sleep(0.06)
+        for text in "abc":
+            await response.write(token(text))
+            await asyncio.sleep(0.02)
+        await response.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
+        return response
+
+    gateway = await start_gateway(await start_engine(chat))
+    async with gateway.post("/batch/v1/chat/completions") as answer:
+        await answer.read()
+    samples = await gateway.samples()
+    assert samples[TTFT + "_count", "batch"] == 1
+    assert 0.06 <= samples[TTFT + "_sum", "batch"] < 1
+    assert samples[GAP + "_count", "batch"] == 2
+    assert 0.03 <= samples[GAP + "_sum", "batch"] < 1
+    # The other class shows, at zero.
+    assert samples[TTFT + "_count", "interactive"] == samples[GAP + "_count", "interactive"] == 0
+
+
+async def test_a_hold_is_part_of_the_time_to_the_first_token(
+    start_engine: Any, start_gateway: Any, write_endpoints: Any, sse: Any, token: Any
+) -> None:
+    async def one(request: web.Request) -> web.StreamResponse:
+        response = await sse(request)
+        await response.write(token("a"))
+        return response
+
+    engine = await start_engine(one)
+    gateway = await start_gateway()
+    asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+    await gateway.until_sample(1, "chairlift_gateway_requests_held", "interactive")
+    await asyncio.sleep(0.1)
+    write_endpoints(engine)
+    async with await asking as answer:
+        await answer.read()
+    assert (await gateway.samples())[TTFT + "_sum", "interactive"] >= 0.1
+
+
+async def test_every_arrival_is_counted_once_and_only_those_that_ask_for_tokens(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    gateway = await start_gateway(await start_engine())
+    for path in ("/v1/completions", "/v1/chat/completions", "/batch/v1/completions", "/tokenize"):
+        async with gateway.post(path) as answer:
+            assert answer.status == 200
+    async with gateway.client.get(gateway.url + "/v1/models") as answer:
+        assert answer.status == 200
+    samples = await gateway.samples()
+    received, responses = "chairlift_requests_received_total", "chairlift_gateway_responses_total"
+    assert samples[received, "interactive"] == samples[responses, "interactive", "200"] == 2
+    assert samples[received, "batch"] == samples[responses, "batch", "200"] == 1
+    assert samples["chairlift_gateway_requests_in_flight", "interactive"] == 0
+    # A whole answer has no first token to be seen.
+    assert samples[TTFT + "_count", "interactive"] == 0
+
+
+async def test_each_request_leaves_one_line_in_the_log(
+    start_engine: Any, start_gateway: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == "chairlift_gateway.access"]
+
+    gateway = await start_gateway(await start_engine())
+    with caplog.at_level(logging.INFO, "chairlift_gateway.access"):
+        async with gateway.post("/batch/v1/completions", headers={"x-request-id": "job-7"}):
+            pass
+        await until(lines)
+    (line,) = lines()
+    assert re.fullmatch(
+        r"class=batch status=200 ms=\d+ replica=r0 request=job-7-\w{12} path=/v1/completions", line
+    )

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from chairlift_gateway.__main__ import main
+from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
+
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("pool-token\n")
+    return path
+
+
+@pytest.fixture
+def arguments(write_endpoints: Callable[..., Path], token_file: Path) -> list[str]:
+    return ["--endpoints-file", str(write_endpoints()), "--internal-token-file", str(token_file)]
+
+
+@dataclass
+class Process:
+    process: asyncio.subprocess.Process
+    url: str
+
+
+@asynccontextmanager
+async def running(arguments: list[str]) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "chairlift_gateway", "--port", "0", *arguments,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        assert "listening on http://127.0.0.1:" in line
+        yield Process(process, line.split()[-1])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def until_refused(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.anyio
+async def test_after_sigterm_a_stream_finishes_and_the_process_ends_with_0(
+    start_engine: Any, write_endpoints: Any, arguments: list[str], sse: Any, token: Any
+) -> None:
+    may_end = asyncio.Event()
+
+    async def gated(request: web.Request) -> web.StreamResponse:
+        response = await sse(request)
+        await response.write(token("a"))
+        await may_end.wait()
+        await response.write(token("b") + DONE)
+        return response
+
+    write_endpoints(await start_engine(gated))
+    async with running(arguments) as gateway, aiohttp.ClientSession() as client:
+        async with client.post(gateway.url + "/v1/completions", data=b"{}") as answer:
+            assert await answer.content.readany() == token("a")
+            gateway.process.send_signal(signal.SIGTERM)
+            await until_refused(gateway.url)
+            may_end.set()
+            assert await answer.read() == token("b") + DONE
+        assert await asyncio.wait_for(gateway.process.wait(), 5) == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_impatient", [True, False])
+async def test_a_stream_that_outlives_the_drain_gets_an_error_and_the_process_ends_with_0(
+    start_engine: Any, write_endpoints: Any, arguments: list[str], sse: Any, token: Any,
+    is_impatient: bool,
+) -> None:  # fmt: skip
+    """By the drain's own end, or by a second signal."""
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = await sse(request)
+        await response.write(token("a"))
+        await asyncio.Event().wait()
+        return response
+
+    engine = await start_engine(endless)
+    write_endpoints(engine)
+    drain_s = "60" if is_impatient else "0.2"
+    async with (
+        running([*arguments, "--drain-s", drain_s]) as gateway,
+        aiohttp.ClientSession() as client,
+    ):
+        async with client.post(gateway.url + "/v1/completions", data=b"{}") as answer:
+            assert await answer.content.readany() == token("a")
+            gateway.process.send_signal(signal.SIGINT)
+            if is_impatient:
+                await until_refused(gateway.url)
+                gateway.process.send_signal(signal.SIGINT)
+            assert b"gateway_shutting_down" in await answer.read()
+        await asyncio.wait_for(engine.left.wait(), 5)
+        assert await asyncio.wait_for(gateway.process.wait(), 5) == 0
+
+
+def test_a_busy_port_is_one_sentence_and_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main([*arguments, "--port", str(port)]) == 2
+    assert capsys.readouterr().err == (
+        f"chairlift-gateway: --port: cannot listen on 127.0.0.1 port {port}: "
+        "Address already in use; choose a free one, or 0 to have one picked\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--port", "70000"], "argument --port: must be a whole number from 0 to 65535"),
+        (["--port", "1e3"], "argument --port: must be a whole number"),
+        (["--hold-s", "-1"], "argument --hold-s: must be seconds from 0 to 86400, not '-1'"),
+        (["--hold-s", "nan"], "argument --hold-s: must be seconds"),
+        (["--drain-s", "soon"], "argument --drain-s: must be seconds"),
+        (["--hold-max", "x"], "argument --hold-max: must be a whole number"),
+        (["--max-body-bytes", "0"], "argument --max-body-bytes: must be a whole number from 1"),
+        (["--batch-key-sha256", "key"], "argument --batch-key-sha256: must be the 64 hex digits"),
+        (["--log-level", "loud"], "argument --log-level: invalid choice"),
+        (["--host", "no such host"], "--port: cannot listen on no such host port 8080"),
+        (["--endpoints-file", "/none"], "--endpoints-file: cannot read /none: No such file"),
+        (["--endpoints-file", "/dev/null"], "--endpoints-file: /dev/null: must be JSON"),
+        (["--internal-token-file", "/none"], "--internal-token-file: cannot read /none: No such"),
+        (["--internal-token-file", "/dev/null"], "--internal-token-file: /dev/null must hold one"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_one_sentence_and_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], more: list[str], sentence: str
+) -> None:
+    assert main([*arguments, *more]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("chairlift-gateway: " + sentence)
+    assert err.count("\n") == 1
+
+
+def test_what_is_not_given_has_the_default_of_the_config(arguments: list[str]) -> None:
+    parsed = parse_config(arguments)
+    expected = GatewayConfig(endpoints_path=Path(arguments[1]), internal_token="pool-token")
+    assert parsed == expected
+
+
+def test_both_files_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="--endpoints-file, --internal-token-file"):
+        parse_config([])
+
+
+def test_batch_keys_are_known_by_their_digest(arguments: list[str]) -> None:
+    digests = [hashlib.sha256(key).hexdigest() for key in (b"one", b"two")]
+    config = parse_config(
+        [*arguments, "--batch-key-sha256", digests[0], "--batch-key-sha256", digests[1].upper()]
+    )
+    assert config.is_batch_key(b"one") and config.is_batch_key(b"two")
+    assert not config.is_batch_key(b"three") and not config.is_batch_key(digests[0].encode())
