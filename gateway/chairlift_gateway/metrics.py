@@ -23,10 +23,6 @@ GAP_BUCKETS_S = (
     0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
-IN_FLIGHT = "chairlift_gateway_requests_in_flight"
-HELD = "chairlift_gateway_requests_held"
-UPSTREAM_FAILURES = "chairlift_gateway_upstream_failures_total"
-
 # Nginx's code for a client that left before its answer was complete; no such answer is sent.
 CLIENT_LEFT = 499
 
@@ -55,13 +51,13 @@ class GatewayMetrics:
             buckets=GAP_BUCKETS_S, registry=registry,
         )  # fmt: skip
         self.in_flight = Gauge(
-            IN_FLIGHT, "Requests between arrival and outcome.", ["class"], registry=registry
+            names.GATEWAY_IN_FLIGHT, "Requests between arrival and outcome.", ["class"], registry=registry
         )
         self.held = Gauge(
-            HELD, "Requests that wait for a replica to become ready.", ["class"], registry=registry
+            names.GATEWAY_HELD, "Requests that wait for a replica to become ready.", ["class"], registry=registry
         )
         self.upstream_failures = Counter(
-            UPSTREAM_FAILURES, "Replicas that failed, before or after an answer began.", ["stage"],
+            names.GATEWAY_UPSTREAM_FAILURES, "Replicas that failed, before or after an answer began.", ["stage"],
             registry=registry,
         )  # fmt: skip
         for request_class in RequestClass:

@@ -35,4 +35,7 @@ POLICY_GENERATION: Final = "chairlift_policy_generation"  # part=term|counter
 # Gateway, as the client sees it.
 GATEWAY_TTFT_SECONDS: Final = "chairlift_gateway_time_to_first_token_seconds"  # class
 GATEWAY_GAP_SECONDS: Final = "chairlift_gateway_inter_token_gap_seconds"  # class
-GATEWAY_RESPONSES: Final = "chairlift_gateway_responses_total"  # class code
+GATEWAY_RESPONSES: Final = "chairlift_gateway_responses_total"  # class code; 499: client left
+GATEWAY_IN_FLIGHT: Final = "chairlift_gateway_requests_in_flight"  # class
+GATEWAY_HELD: Final = "chairlift_gateway_requests_held"  # class
+GATEWAY_UPSTREAM_FAILURES: Final = "chairlift_gateway_upstream_failures_total"  # stage
