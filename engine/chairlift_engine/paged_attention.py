@@ -1,9 +1,10 @@
 """Attention over a paged KV pool, as one function that transformers calls for every layer.
 
-A step is a flat batch [1, tokens] of many requests. Its `PagedStep` travels through the model in one
-forward keyword and says where each token's keys and values go and which pages each token attends to:
-decode rows first, then prompt chunks, then padding. Knows nothing of requests or scheduling;
-`torch_runner` builds the steps, `models` checks with a `ShapeProbe` that a model really calls this.
+A step is a flat batch [1, tokens] of many requests. Its `PagedStep` travels through the model in
+one forward keyword and says where each token's keys and values go and which pages each token
+attends to: decode rows first, then prompt chunks, then padding. Knows nothing of requests or
+scheduling; `torch_runner` builds the steps, `models` checks with a `ShapeProbe` that a model really
+calls this.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from chairlift_engine.cpu_kernels import cpu_ops
 
 ATTENTION_NAME = "chairlift_paged"
 
-# What models pass along that cannot change the result here: dropout is 0 in eval mode, positions are
-# in the rotated queries and keys already, and the mask is the pages' own.
+# What models pass along that cannot change the result here: dropout is 0 in eval mode, positions
+# are in the rotated queries and keys already, and the mask is the pages' own.
 HARMLESS = frozenset(
     ("dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "return_dict")
 )
@@ -66,12 +67,16 @@ def paged_attention(
     paged_step: Step | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The transformers attention interface: [1, heads, tokens, dim] in, [1, tokens, heads, dim] out."""
+    """transformers' interface: [1, heads, tokens, dim] in, [1, tokens, heads, dim] out."""
     if attention_mask is not None:
-        raise UnsupportedModel("model: it brings an attention mask of its own, which paging ignores")
+        raise UnsupportedModel(
+            "model: it brings an attention mask of its own, which paging ignores"
+        )
     for name, given in others.items():
         if name not in HARMLESS and given is not None and given is not False:
-            raise UnsupportedModel(f"model: its attention takes {name!r}, which paging does not know")
+            raise UnsupportedModel(
+                f"model: its attention takes {name!r}, which paging does not know"
+            )
     assert paged_step is not None, "every forward passes paged_step"
     out = paged_step.attend(
         LayerCall(
@@ -103,15 +108,22 @@ class LayerKv:
         return self.kv_heads * (self.key_dim + self.value_dim)
 
 
+class ProbedCall(NamedTuple):
+    layer: int
+    kv: LayerKv
+    window: int
+
+
 class ShapeProbe:
-    """A step that only records which layers call, and with what shapes."""
+    """A step that only records which layers call, and with what."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, LayerKv]] = []
+        self.calls: list[ProbedCall] = []
 
     def attend(self, call: LayerCall) -> Tensor:
         _, kv_heads, key_dim = call.k.shape
-        self.calls.append((call.layer, LayerKv(kv_heads, key_dim, call.v.shape[2])))
+        kv = LayerKv(kv_heads, key_dim, call.v.shape[2])
+        self.calls.append(ProbedCall(call.layer, kv, call.window))
         return call.q.new_zeros(call.q.shape[0], call.q.shape[1], call.v.shape[2])
 
 
@@ -132,7 +144,7 @@ class KvPool:
     ) -> None:
         self.block_tokens = block_tokens
         self.device = device
-        # Not named in the hot path: None on a GPU and where no compiler is.
+        # None on a GPU, and where there is no compiler.
         self.ops = cpu_ops() if device.type == "cpu" else None
 
         def pages(layer: LayerKv, dim: int) -> Tensor:
@@ -180,7 +192,10 @@ class PromptChunk(NamedTuple):
 
 
 class PagedStep:
-    """One step over a pool. slots: [tokens, padding included] int64, block * block_tokens + offset."""
+    """One step over a pool.
+
+    slots [tokens, padding included] int64: block * block_tokens + offset.
+    """
 
     def __init__(
         self, pool: KvPool, slots: Tensor, decodes: DecodeRows | None, chunks: Sequence[PromptChunk]
@@ -253,7 +268,8 @@ class PagedStep:
         if num_tokens == 1:  # a prompt's last, short chunk: grouped as in _decode_gathered
             q = q.transpose(1, 2)
         k, v = (part.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for part in (k, v))
-        out = _attention(q, k, v, self._chunk_mask(call, index, chunk), call)
+        mask = self._chunk_mask(call, index, chunk)
+        out = _attention(q, k, v, mask, call, is_causal=mask is None and num_tokens > 1)
         if num_tokens == 1:
             out = out.transpose(1, 2)
         return out.permute(2, 0, 1, 3).reshape(num_tokens, call.q.shape[1], -1)
@@ -263,7 +279,7 @@ class PagedStep:
         num_tokens = chunk.end - chunk.start
         length = chunk.past + num_tokens
         windowed = 0 < call.window < length
-        if not windowed and not call.softcap and (chunk.past == 0 or num_tokens == 1):
+        if not windowed and (num_tokens == 1 or (chunk.past == 0 and not call.softcap)):
             return None
         mask = self._masks.get((index, call.window))
         if mask is None:
@@ -275,12 +291,14 @@ class PagedStep:
         return mask
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: LayerCall, is_causal: bool = False
+) -> Tensor:
     if not call.softcap:
-        causal = mask is None and q.shape[2] == k.shape[2]
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=call.scale
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=call.scale
         )
+    assert not is_causal
     scores = (q @ k.transpose(-1, -2)).float() * call.scale
     scores = call.softcap * torch.tanh(scores / call.softcap)
     if mask is not None:

@@ -15,13 +15,59 @@ from chairlift_protocol.wire import RequestClass
 # An interactive objective lies between tens of milliseconds and a few seconds; a held request may
 # wait half a minute.
 TTFT_BUCKETS_S = (
-    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
-    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
-)  # fmt: skip
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+    7.5,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    45.0,
+    60.0,
+)
 GAP_BUCKETS_S = (
-    0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125,
-    0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.05,
+    0.06,
+    0.075,
+    0.1,
+    0.125,
+    0.15,
+    0.2,
+    0.25,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 # Nginx's code for a client that left before its answer was complete; no such answer is sent.
 CLIENT_LEFT = 499
@@ -33,9 +79,11 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self.received = Counter(
-            names.REQUESTS_RECEIVED, "Requests that arrived, refused ones too.", ["class"],
+            names.REQUESTS_RECEIVED,
+            "Requests that arrived, refused ones too.",
+            ["class"],
             registry=registry,
-        )  # fmt: skip
+        )
         self.responses = Counter(
             names.GATEWAY_RESPONSES,
             "Outcomes by status code; 499: the client left, 502: also a stream that broke off.",
@@ -43,23 +91,37 @@ class GatewayMetrics:
             registry=registry,
         )
         self.ttft = Histogram(
-            names.GATEWAY_TTFT_SECONDS, "Arrival to the first token of a stream.", ["class"],
-            buckets=TTFT_BUCKETS_S, registry=registry,
-        )  # fmt: skip
+            names.GATEWAY_TTFT_SECONDS,
+            "Arrival to the first token of a stream.",
+            ["class"],
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
         self.gap = Histogram(
-            names.GATEWAY_GAP_SECONDS, "Time between two tokens of a stream.", ["class"],
-            buckets=GAP_BUCKETS_S, registry=registry,
-        )  # fmt: skip
+            names.GATEWAY_GAP_SECONDS,
+            "Time between two tokens of a stream.",
+            ["class"],
+            buckets=GAP_BUCKETS_S,
+            registry=registry,
+        )
         self.in_flight = Gauge(
-            names.GATEWAY_IN_FLIGHT, "Requests between arrival and outcome.", ["class"], registry=registry
+            names.GATEWAY_IN_FLIGHT,
+            "Requests between arrival and outcome.",
+            ["class"],
+            registry=registry,
         )
         self.held = Gauge(
-            names.GATEWAY_HELD, "Requests that wait for a replica to become ready.", ["class"], registry=registry
+            names.GATEWAY_HELD,
+            "Requests that wait for a replica to become ready.",
+            ["class"],
+            registry=registry,
         )
         self.upstream_failures = Counter(
-            names.GATEWAY_UPSTREAM_FAILURES, "Replicas that failed, before or after an answer began.", ["stage"],
+            names.GATEWAY_UPSTREAM_FAILURES,
+            "Replicas that failed, before or after an answer began.",
+            ["stage"],
             registry=registry,
-        )  # fmt: skip
+        )
         for request_class in RequestClass:
             for metric in (self.received, self.ttft, self.gap, self.in_flight, self.held):
                 metric.labels(request_class.value)
