@@ -1,0 +1,33 @@
+"""The seam between deciding and doing: where a pool's replicas are, however they are run.
+
+Implemented by `direct_cluster.DirectCluster` for engines at known addresses (local mode) and,
+beside it, by Kubernetes. `control_loop` is handed one and never knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from chairlift_operator.decisions import SetPolicy
+from chairlift_operator.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """What became of one action. verified: the engine was seen to hold the new policy."""
+
+    action: SetPolicy
+    verified: bool
+    detail: str
+
+
+class Cluster(Protocol):
+    async def observe(self) -> Snapshot:
+        """The pool now. A replica that cannot be read is in it, with the reason."""
+        ...
+
+    async def apply(self, actions: Sequence[SetPolicy]) -> tuple[ActionResult, ...]:
+        """Perform actions in their order and read back; a failure is a result, not an exception."""
+        ...

@@ -1,0 +1,150 @@
+"""How a pool stands, as a Kubernetes status says it: conditions and tri-state signals. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from chairlift_operator.decisions import Condition, Health, NamedSignal, ReplicaReport, Truth
+from chairlift_operator.signals import Idle, Signal, Unknown, Value
+from chairlift_operator.spec import InferencePool, Objective
+from chairlift_operator.windows import Attainment
+
+_SOURCE = "engine /metrics"
+
+
+def conditions_of(
+    pool: InferencePool, reports: Sequence[ReplicaReport], health: Health
+) -> tuple[Condition, ...]:
+    return (
+        _ready(reports),
+        _metrics_available(reports, health),
+        _within_slo(pool, reports),
+        _capacity_limited(pool, reports),
+        _tuned(pool, reports),
+    )
+
+
+def signals_of(reports: Sequence[ReplicaReport], now_s: float) -> tuple[NamedSignal, ...]:
+    return tuple(signal for report in reports for signal in _replica_signals(report, now_s))
+
+
+def _replica_signals(report: ReplicaReport, now_s: float) -> list[NamedSignal]:
+    effect = f"held: {report.held}" if report.held else "used"
+    shares: dict[str, Attainment | None] = {
+        "interTokenLatency.goodPercent": report.inter_token,
+        "timeToFirstToken.goodPercent": report.first_token,
+    }
+    numbers = {
+        "running": report.num_running,
+        "waiting": report.num_waiting,
+        "kvUsage": report.kv_usage,
+        "stepSeconds": report.step_s,
+        **{name: a.good_percent if a else None for name, a in shares.items()},
+    }
+    return [
+        NamedSignal(f"{report.name}/{name}", _signal(report, name, number, now_s), effect)
+        for name, number in numbers.items()
+    ]
+
+
+def _signal(report: ReplicaReport, name: str, number: float | None, now_s: float) -> Signal:
+    observed_at_s = now_s if report.observed_at_s is None else report.observed_at_s
+    if report.health in (Health.STALE, Health.MISSING):
+        return Unknown(report.held or "no usable metrics", observed_at_s, _SOURCE)
+    if number is not None:
+        return Value(number, observed_at_s, _SOURCE)
+    if report.health is Health.IDLE:
+        return Idle(observed_at_s, _SOURCE)
+    return Unknown(f"{name} has no samples yet", observed_at_s, _SOURCE)
+
+
+def _ready(reports: Sequence[ReplicaReport]) -> Condition:
+    num_ready = sum(r.ready for r in reports)
+    message = f"{num_ready} of {len(reports)} interactive replicas are ready."
+    if num_ready:
+        return Condition("Ready", Truth.TRUE, "ReplicasReady", message)
+    return Condition("Ready", Truth.FALSE, "NoReplicaReady", message)
+
+
+def _metrics_available(reports: Sequence[ReplicaReport], health: Health) -> Condition:
+    blind = [r for r in reports if r.health in (Health.STALE, Health.MISSING)]
+    if not blind and reports:
+        message = "Every replica's metrics are fresh and complete."
+        return Condition("MetricsAvailable", Truth.TRUE, _camel(health), message)
+    if not reports:
+        return Condition("MetricsAvailable", Truth.FALSE, "NoReplica", "There is no replica yet.")
+    first = blind[0]
+    message = f"{first.name}: {first.held or 'no usable metrics'}; limits hold until they return."
+    return Condition("MetricsAvailable", Truth.FALSE, _camel(health), message)
+
+
+def _camel(health: Health) -> str:
+    return health.value.title().replace("_", "")
+
+
+def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
+    slo = pool.spec.interactive.slo
+    missed, met = [], []
+    kinds: list[tuple[str, Objective, Callable[[ReplicaReport], Attainment | None]]] = [
+        ("gaps", slo.inter_token_latency, lambda r: r.inter_token),
+        ("first tokens", slo.time_to_first_token, lambda r: r.first_token),
+    ]
+    for noun, objective, attained in kinds:
+        for report in reports:
+            seen = attained(report)
+            if seen is None or report.health in (Health.STALE, Health.MISSING):
+                continue
+            sentence = (
+                f"{report.name}: {seen.good_percent:.1f} % of {noun} within "
+                f"{objective.threshold_ms:g} ms, {objective.percent:g} % wanted"
+            )
+            if seen.lower > objective.bad_budget:
+                missed.append(sentence)
+            elif not seen.low_sample:
+                met.append(sentence)
+    if missed:
+        return Condition("WithinSLO", Truth.FALSE, "ObjectiveMissed", "; ".join(missed) + ".")
+    if met:
+        return Condition("WithinSLO", Truth.TRUE, "ObjectiveMet", "; ".join(met) + ".")
+    return Condition("WithinSLO", Truth.UNKNOWN, "TooFewSamples", "Too few requests to tell.")
+
+
+def _capacity_limited(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
+    interactive = pool.spec.interactive
+    for report in reports:
+        if report.infeasible and report.costs is not None:
+            costs = report.costs
+            floor = interactive.step_tokens.min
+            return Condition(
+                "CapacityLimited", Truth.TRUE, "ObjectiveInfeasible",
+                f"{report.name}: even a step of {floor} tokens takes "
+                f"{1e3 * costs.step_s(1, floor - 1, 0):.0f} ms; raise interTokenLatency.threshold, "
+                "lower stepTokens.min or use faster hardware.",
+            )
+        full = report.batch_size is not None and (report.num_running or 0) >= report.batch_size
+        if full and (report.num_waiting or 0) > 0:
+            return Condition(
+                "CapacityLimited", Truth.TRUE, "BatchFull",
+                f"{report.name}: all {report.batch_size} slots run and "
+                f"{report.num_waiting:.0f} requests wait; the objectives allow no more.",
+            )
+    return Condition("CapacityLimited", Truth.FALSE, "Enough", "No request waits for a slot.")
+
+
+def _tuned(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
+    if pool.spec.mode == "Recommend":
+        message = "mode is Recommend: nothing is changed."
+        return Condition("Tuned", Truth.FALSE, "Recommend", message)
+    for report in reports:
+        if report.num_unverified >= 2:
+            message = (
+                f"{report.name}: the policy was written but not read back for "
+                f"{report.num_unverified} ticks ({report.held}); check its admin port and token."
+            )
+            return Condition("Tuned", Truth.FALSE, "PolicyUnverified", message)
+        if report.held is not None and report.batch_size is None:
+            return Condition("Tuned", Truth.FALSE, "PolicyUnreadable",
+                             f"{report.name}: {report.held}.")
+    if not reports:
+        return Condition("Tuned", Truth.UNKNOWN, "NoReplica", "There is no replica yet.")
+    return Condition("Tuned", Truth.TRUE, "PolicyInForce", "Every replica runs the planned policy.")

@@ -1,0 +1,159 @@
+"""One engine's `/metrics` text as numbers: pure, and strict about what is not there.
+
+An absent series is None, never 0; a NaN, infinite or negative sample makes its whole metric None
+and is named in `rejected`. Series of one engine (several engine ids in one process) are reduced
+here, before anything is compared across replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from chairlift_operator.signals import checked
+from chairlift_protocol import metrics
+from chairlift_protocol.policy import Generation
+
+
+class ExpositionError(ValueError):
+    """Text that is not Prometheus' exposition format."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloCount:
+    """Events counted so far against one threshold. A side whose series is absent is None."""
+
+    objective: str
+    threshold_ms: float
+    request_class: str
+    num_good: float | None
+    num_bad: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """An engine's counters and gauges at one moment; None where it did not say."""
+
+    step_seconds: float | None = None
+    num_steps: float | None = None
+    step_decode_seqs: float | None = None
+    step_prefill_tokens: float | None = None
+    step_kv_tokens: float | None = None
+    num_running: float | None = None
+    num_waiting: float | None = None
+    kv_usage: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    num_preemptions: float | None = None
+    num_finished: float | None = None
+    slo_counts: tuple[SloCount, ...] = ()
+    policy_generation: Generation | None = None
+    rejected: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the series without which nothing may be decided."""
+        return tuple(name for name, field in _NEEDED.items() if getattr(self, field) is None)
+
+    def slo_count(
+        self, objective: str, threshold_ms: float, request_class: str
+    ) -> SloCount | None:
+        """The count for exactly this threshold; one of another says nothing of it."""
+        for count in self.slo_counts:
+            if (
+                count.objective == objective
+                and count.request_class == request_class
+                and math.isclose(count.threshold_ms, threshold_ms, rel_tol=1e-5)
+            ):
+                return count
+        return None
+
+
+_NEEDED: Final = {
+    metrics.STEP_SECONDS: "step_seconds",
+    metrics.STEPS: "num_steps",
+    metrics.STEP_DECODE_SEQS: "step_decode_seqs",
+    metrics.STEP_PREFILL_TOKENS: "step_prefill_tokens",
+    metrics.STEP_KV_TOKENS: "step_kv_tokens",
+    metrics.NUM_REQUESTS_RUNNING: "num_running",
+    metrics.NUM_REQUESTS_WAITING: "num_waiting",
+}
+
+
+def parse_engine_metrics(text: str) -> EngineSample:
+    by_name: dict[str, list[Sample]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                by_name.setdefault(sample.name, []).append(sample)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ExpositionError(f"not Prometheus text: {error}") from error
+    reader = _Reader(by_name)
+    kv_usage = reader.reduced(metrics.KV_CACHE_USAGE, _mean)
+    return EngineSample(
+        **{attribute: reader.reduced(name, sum) for name, attribute in _NEEDED.items()},
+        kv_usage=kv_usage,
+        prompt_tokens=reader.reduced(metrics.PROMPT_TOKENS, sum),
+        generation_tokens=reader.reduced(metrics.GENERATION_TOKENS, sum),
+        num_preemptions=reader.reduced(metrics.NUM_PREEMPTIONS, sum),
+        num_finished=reader.reduced(metrics.REQUEST_SUCCESS, sum),
+        slo_counts=reader.slo_counts(),
+        policy_generation=reader.policy_generation(),
+        rejected=tuple(sorted(reader.rejected)),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
+
+class _Reader:
+    def __init__(self, by_name: Mapping[str, Sequence[Sample]]) -> None:
+        self._by_name = by_name
+        self.rejected: set[str] = set()
+
+    def reduced(self, name: str, reduce: Callable[[list[float]], float]) -> float | None:
+        return self._reduce(name, self._by_name.get(name, ()), reduce)
+
+    def slo_counts(self) -> tuple[SloCount, ...]:
+        groups: dict[tuple[str, float, str], dict[str, list[Sample]]] = {}
+        for sample in self._by_name.get(metrics.SLO_EVENTS, ()):
+            labels = sample.labels
+            try:
+                key = (labels["objective"], float(labels["threshold_ms"]), labels["class"])
+                result = labels["result"]
+            except (KeyError, ValueError):
+                self.rejected.add(metrics.SLO_EVENTS)  # a label is absent: whose events are these?
+                continue
+            groups.setdefault(key, {}).setdefault(result, []).append(sample)
+        return tuple(
+            SloCount(
+                *key,
+                num_good=self._reduce(metrics.SLO_EVENTS, results.get("good", ()), sum),
+                num_bad=self._reduce(metrics.SLO_EVENTS, results.get("bad", ()), sum),
+            )
+            for key, results in sorted(groups.items())
+        )
+
+    def policy_generation(self) -> Generation | None:
+        parts = {
+            sample.labels.get("part"): checked(sample.value)
+            for sample in self._by_name.get(metrics.POLICY_GENERATION, ())
+        }
+        term, counter = parts.get("term"), parts.get("counter")
+        return None if term is None or counter is None else Generation(int(term), int(counter))
+
+    def _reduce(
+        self, name: str, samples: Sequence[Sample], reduce: Callable[[list[float]], float]
+    ) -> float | None:
+        numbers = [number for s in samples if (number := checked(s.value)) is not None]
+        if len(numbers) < len(samples):
+            self.rejected.add(name)  # a sum over the rest would be a wrong number
+            return None
+        return reduce(numbers) if numbers else None

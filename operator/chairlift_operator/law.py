@@ -1,0 +1,225 @@
+"""The control law's arithmetic: batch size and step tokens in closed form, and what guards a move.
+
+Each function is pure and small; `tuning` puts them in order for one replica. Step tokens are the
+lever on inter-token latency (the next step obeys); batch size is the lever on memory and throughput
+(it drains over a request's lifetime). 95th percentile is not the mean: as soon as more than 5 % of
+decode tokens share their step with a full chunk of prefill, such steps *are* the tail, however rare
+long ones look on average. That share jumps from nothing to everything with one burst, so step
+tokens always bound a full step, and the mean only balances batch size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from chairlift_operator.spec import BLOCK_TOKENS, Bounds
+from chairlift_operator.step_time import StepCosts
+from chairlift_operator.windows import Attainment
+
+MARGIN: Final = 0.90  # of the objective: the model's error and a step's noise live in the rest
+DEAD_BAND: Final = 0.10
+# Narrower on the way down: a tenth too high would use up the whole margin.
+DEAD_BAND_DOWN: Final = 0.05
+GROWTH: Final = 1.5
+WARM_GROWTH: Final = 8.0
+REVERSAL_DWELL_S: Final = 30.0  # six ticks
+URGENT_BUDGETS: Final = 1.6  # 8 % bad where 5 % may be
+EMERGENCY_BUDGETS: Final = 4.0  # 20 % bad where 5 % may be
+EMERGENCY_EVENTS: Final = 5
+EMERGENCY_CUT: Final = 0.6
+DRAIN_CUT: Final = 0.8
+MIN_APP_LIMITED_BATCH: Final = 4
+BINDING_SHARE: Final = 0.9
+
+TRIM_MIN: Final = 0.7
+TRIM_DOWN: Final = 0.04
+TRIM_UP: Final = 1.002
+TRIM_INTERVAL_S: Final = 15.0  # a window must pass before the same readings may trim again
+TRIM_EVENTS: Final = 200
+
+KV_FILL: Final = 0.92
+KV_PREEMPTED: Final = 0.95
+KV_CONFIDENCE: Final = 2.3
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the workload looks like to one replica. None: not known, so nothing is derived from it.
+
+    prefill_per_decode: prefill tokens per decoded token (I/O of control theory).
+    context_tokens: mean resident KV tokens of a sequence.
+    """
+
+    num_running: float
+    num_waiting: float
+    prefill_per_decode: float | None = None
+    context_tokens: float | None = None
+
+    def binds(self, batch_size: int) -> bool:
+        """The batch size, and nothing else, keeps requests waiting."""
+        return self.num_waiting > 0 and self.num_running >= BINDING_SHARE * batch_size
+
+
+class Direction(StrEnum):
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class LastMove:
+    at_s: float
+    direction: Direction
+
+
+def batch_size_for_latency(
+    costs: StepCosts, target_s: float, prefill_per_decode: float, context_tokens: float
+) -> float:
+    """Largest batch whose decodes and the prefill that sustains them fit a step of `target_s`."""
+    per_sequence_s = (
+        costs.decode_s + costs.prefill_s * prefill_per_decode + costs.kv_s * context_tokens
+    )
+    headroom_s = target_s - costs.fixed_s
+    if headroom_s <= 0:
+        return 0.0
+    return headroom_s / per_sequence_s if per_sequence_s > 0 else math.inf
+
+
+def batch_size_for_memory(kv_tokens: float, context_tokens: float, preempting: bool) -> float:
+    """Largest batch whose contexts fit the KV memory, with room for a spread of their lengths.
+
+    Lengths of served traffic spread about as much as their mean, so that is taken for the
+    deviation.
+    """
+    usable = KV_FILL * kv_tokens * (KV_PREEMPTED if preempting else 1.0)
+    if context_tokens <= 0:
+        return math.inf
+    spread = KV_CONFIDENCE * context_tokens
+    root = (-spread + math.sqrt(spread**2 + 4 * context_tokens * usable)) / (2 * context_tokens)
+    return math.floor(root**2)
+
+
+def step_tokens_for_latency(
+    costs: StepCosts, target_s: float, batch: float, context_tokens: float
+) -> float:
+    """Tokens of the largest step that takes `target_s` beside `batch` decodes."""
+    left_s = target_s - costs.step_s(batch, 0.0, batch * context_tokens)
+    if costs.prefill_s <= 0:
+        return math.inf if left_s >= 0 else batch
+    return batch + left_s / costs.prefill_s
+
+
+def step_s_at(costs: StepCosts, step_tokens: float, batch: float, context_tokens: float) -> float:
+    """Predicted time of a full step beside `batch` decodes."""
+    decodes = min(batch, step_tokens)
+    return costs.step_s(decodes, step_tokens - decodes, decodes * context_tokens)
+
+
+def decodes_to_plan_for(demand: Demand, batch_size: int) -> tuple[float, ...]:
+    """Decodes that a full step may carry: those running, and all slots when requests wait.
+
+    Both, because either may be the slower: a slot may cost more than the prefill token it displaces
+    (GPUs) or less (CPUs).
+    """
+    running = min(batch_size, max(demand.num_running, MIN_APP_LIMITED_BATCH))
+    return (running, batch_size) if demand.num_waiting > 0 else (running,)
+
+
+def step_tokens_floor(bounds: Bounds, num_running: float) -> int:
+    """Below this, running sequences would stall each other, or prefill would never advance."""
+    return bounds.clamp(max(bounds.min, num_running + BLOCK_TOKENS))
+
+
+def is_feasible(costs: StepCosts, target_s: float, floor_tokens: int) -> bool:
+    """Whether even the smallest step that makes progress fits the objective."""
+    return costs.step_s(1, floor_tokens - 1, 0.0) <= target_s
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLimits:
+    """What a move must respect.
+
+    floor: nothing lower is proposed; inside the bounds, yet no reason to move by itself for less
+    than
+        the dead band. growth_ceiling: the largest value explored, extrapolated.
+    """
+
+    bounds: Bounds
+    floor: int
+    growth_ceiling: float = math.inf
+    may_grow: bool = True
+    urgent: bool = False
+
+
+def guarded(
+    current: int, proposed: float, limits: MoveLimits, last: LastMove | None, now_s: float
+) -> int:
+    """The value to set: `proposed` within bounds, growth, dead band and dwell, or `current`.
+
+    The bounds hold whatever else is known.
+    """
+    bounded = limits.bounds.clamp(current)
+    wanted = min(max(proposed, limits.floor), limits.bounds.max)
+    if wanted > bounded:
+        wanted = max(bounded, min(wanted, limits.growth_ceiling))
+    direction = Direction.UP if wanted > bounded else Direction.DOWN
+    band = DEAD_BAND if direction is Direction.UP else DEAD_BAND_DOWN
+    if abs(wanted - bounded) < max(1.0, band * bounded):
+        return bounded
+    if direction is Direction.UP and not limits.may_grow:
+        return bounded
+    recent = last is not None and now_s - last.at_s < REVERSAL_DWELL_S
+    if recent and last is not None and last.direction is not direction:
+        excused = direction is Direction.DOWN and limits.urgent
+        if not excused:
+            return bounded
+    return math.floor(wanted)
+
+
+def trimmed(kappa: float, seen: Attainment | None, bad_budget: float) -> float:
+    """The target's trim, from readings taken since the last move: model error shows only here."""
+    if seen is None or seen.low_sample:
+        return kappa
+    if seen.lower > bad_budget:
+        excess = min(1.0, (seen.bad_share - bad_budget) / bad_budget)
+        return max(TRIM_MIN, kappa * (1 - TRIM_DOWN * excess))
+    if seen.bad_share < bad_budget / 10 and seen.num_independent >= TRIM_EVENTS:
+        return min(1.0, kappa * TRIM_UP)
+    return kappa
+
+
+def is_emergency(recent: Attainment | None, bad_budget: float) -> bool:
+    """Far too many bad events in the last seconds, and more than chance would bring."""
+    if recent is None or recent.num_independent < EMERGENCY_EVENTS:
+        return False
+    limit = min(EMERGENCY_BUDGETS * bad_budget, (1 + bad_budget) / 2)
+    return recent.bad_share > limit and recent.lower > bad_budget
+
+
+def is_urgent(recent: Attainment | None, bad_budget: float) -> bool:
+    return recent is not None and recent.bad_share > URGENT_BUDGETS * bad_budget
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Step tokens found good and bad while no model can be trusted: search by halving."""
+
+    good: int | None = None
+    bad: int | None = None
+
+    def after(self, current: int, seen: Attainment, bad_budget: float) -> Bracket:
+        if seen.lower > bad_budget:
+            good = self.good if self.good is not None and self.good < current else None
+            return Bracket(good, current)
+        if seen.upper < bad_budget:
+            return replace(self, good=current, bad=self.bad if (self.bad or 0) > current else None)
+        return self
+
+    def proposal(self, current: int) -> float:
+        if self.bad is not None and current >= self.bad:
+            return (self.good + current) / 2 if self.good is not None else 0.75 * current
+        if self.good == current:
+            return (current + self.bad) / 2 if self.bad is not None else 1.25 * current
+        return current

@@ -1,0 +1,85 @@
+"""What the planner carries from one tick to the next. Frozen: a tick takes one and returns another.
+
+Everything here can be rebuilt by replaying the journal from its start; `start` is the only way in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from chairlift_operator.law import Bracket, LastMove
+from chairlift_operator.step_time import StepCosts, StepTimeModel
+from chairlift_operator.windows import History
+from chairlift_protocol.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    batch_size: int
+    step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TuningState:
+    """The law's own state for one replica.
+
+    kappa: trim of the latency target, 0.7 to 1. moved_at_s: since when readings are of these knobs.
+    """
+
+    kappa: float = 1.0
+    trimmed_at_s: float = -math.inf
+    moved_at_s: float = -math.inf
+    batch_move: LastMove | None = None
+    step_move: LastMove | None = None
+    bracket: Bracket = Bracket()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMemory:
+    """One engine as the planner knows it.
+
+    wanted: the policy last pushed or adopted; None before first sight.
+    learned_at_s: up to which sample the model has learned.
+    num_unverified: ticks in a row in which the last push was not read back.
+    stepped_back: the one cautious step of an outage was taken.
+    """
+
+    history: History = History()
+    model: StepTimeModel = StepTimeModel()
+    learned_at_s: float = -math.inf
+    wanted: Policy | None = None
+    pushed_at_s: float = -math.inf
+    num_unverified: int = 0
+    last_good: Knobs | None = None
+    recommended: Knobs | None = None
+    tuning: TuningState = TuningState()
+    first_seen_s: float = 0.0
+    last_seen_s: float = 0.0
+    num_rejected_values: int = 0
+    stepped_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """term: which leadership writes; policies of an older one are refused by engines.
+
+    prior: coefficients that a new replica's model starts from, None to learn cold.
+    """
+
+    term: int = 1
+    prior: StepCosts | None = None
+    replicas: Mapping[str, ReplicaMemory] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def start(cls, term: int = 1, prior: StepCosts | None = None) -> Memory:
+        return cls(term=term, prior=prior)
+
+    def of(self, replica: str, now_s: float) -> ReplicaMemory:
+        known = self.replicas.get(replica)
+        if known is not None:
+            return known
+        model = StepTimeModel() if self.prior is None else StepTimeModel.from_prior(self.prior)
+        return ReplicaMemory(model=model, first_seen_s=now_s, last_seen_s=now_s)

@@ -1,0 +1,101 @@
+"""`plan`: a pool's spec, a snapshot and a memory in; actions with reasons and the next memory out.
+
+Pure and deterministic: no I/O, no clock, no randomness, so the journal can be replayed to the
+letter. Knows nothing of HTTP or Kubernetes. Called each tick by `control_loop` and by replays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from chairlift_operator.conditions import conditions_of, signals_of
+from chairlift_operator.decisions import (
+    Condition,
+    Decision,
+    Health,
+    NamedSignal,
+    ReplicaReport,
+    SetPolicy,
+)
+from chairlift_operator.memory import Memory, ReplicaMemory
+from chairlift_operator.readings import failure_of
+from chairlift_operator.replica_plan import FIRST_KNOBS, ReplicaPlan, Situation, plan_replica
+from chairlift_operator.snapshot import Snapshot
+from chairlift_operator.spec import InferencePool
+from chairlift_protocol.wire import RequestClass
+
+FORGET_AFTER_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """actions are in a safe order: what shrinks comes before what grows."""
+
+    actions: tuple[SetPolicy, ...]
+    decisions: tuple[Decision, ...]
+    memory: Memory
+    health: Health
+    replicas: tuple[ReplicaReport, ...]
+    signals: tuple[NamedSignal, ...]
+    conditions: tuple[Condition, ...]
+
+
+def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) -> Plan:
+    here = _situation(pool, snapshot, memory, now_s)
+    planned = [
+        plan_replica(here, memory.of(seen.name, now_s), seen)
+        for seen in snapshot.replicas
+        if seen.request_class is RequestClass.INTERACTIVE
+    ]
+    reports = tuple(p.report for p in planned)
+    health = pool_health(reports)
+    actions = [p.action for p in planned if p.action is not None]
+    return Plan(
+        actions=tuple(sorted(actions, key=lambda action: not action.shrinks)),
+        decisions=tuple(decision for p in planned for decision in p.decisions),
+        memory=_remember(memory, planned, now_s),
+        health=health,
+        replicas=reports,
+        signals=signals_of(reports, now_s),
+        conditions=conditions_of(pool, reports, health),
+    )
+
+
+def pool_health(reports: tuple[ReplicaReport, ...]) -> Health:
+    blind = (Health.STALE, Health.MISSING)
+    seen = [r.health for r in reports if r.health not in blind]
+    if not seen:
+        return Health.STALE if any(r.health is Health.STALE for r in reports) else Health.MISSING
+    if any(r.ready and r.health in blind for r in reports):
+        return Health.PARTIAL
+    if all(health is Health.IDLE for health in seen):
+        return Health.IDLE
+    return Health.OK if Health.OK in seen else Health.LOW_SAMPLE
+
+
+def _situation(
+    pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float
+) -> Situation:
+    good = [m.last_good for m in memory.replicas.values() if m.last_good is not None]
+    ready = [seen for seen in snapshot.replicas if seen.ready]
+    return Situation(
+        pool=pool,
+        term=memory.term,
+        now_s=now_s,
+        # Of what served well elsewhere in the pool, the most cautious.
+        start_knobs=min(good, key=lambda k: (k.step_tokens, k.batch_size), default=FIRST_KNOBS),
+        may_grow=all(failure_of(seen, now_s) is None for seen in ready),
+    )
+
+
+def _remember(memory: Memory, planned: list[ReplicaPlan], now_s: float) -> Memory:
+    """Replicas out of sight are kept for a while: an engine that restarts keeps its model."""
+    known: dict[str, ReplicaMemory] = {
+        name: replica
+        for name, replica in memory.replicas.items()
+        if now_s - replica.last_seen_s < FORGET_AFTER_S
+    }
+    known.update((p.report.name, p.memory) for p in planned)
+    return Memory(memory.term, memory.prior, MappingProxyType(known))

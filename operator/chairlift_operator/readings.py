@@ -1,0 +1,176 @@
+"""One replica's sample taken into its memory, and what the law needs read out of it again. Pure.
+
+A sample counts only when it is fresh and complete: an unusable one leaves history and model as they
+were, and its reason is handed on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from chairlift_operator.decisions import Health
+from chairlift_operator.law import Demand
+from chairlift_operator.memory import ReplicaMemory
+from chairlift_operator.snapshot import ReplicaSnapshot
+from chairlift_operator.spec import Objective, Slo
+from chairlift_operator.step_time import learn, means_between
+from chairlift_operator.windows import (
+    KEEP_S,
+    WINDOWS_S,
+    Attainment,
+    History,
+    ObjectiveKey,
+    attainment,
+    attainment_over,
+)
+
+STALE_AFTER_S: Final = 15.0  # three ticks
+SHORT_WINDOW_S: Final = WINDOWS_S[0]
+CONTEXT_WINDOW_S: Final = 60.0
+PREEMPTION_WINDOW_S: Final = 120.0
+# Short answers finish first: a mix of prefill and decode is believed once some requests went
+# through.
+MIX_FINISHED: Final = 20
+MIX_TOKENS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What a replica's memory and sample say now.
+
+    failure: why this tick's sample is unusable. since_move: gaps since the last move, for the law;
+    inter_token and first_token: over all that is remembered, for people.
+    """
+
+    failure: str | None
+    health: Health
+    age_s: float
+    demand: Demand
+    preempting: bool
+    since_move: Attainment | None
+    just_now: Attainment | None
+    inter_token: Attainment | None
+    first_token: Attainment | None
+
+
+def take_in(memory: ReplicaMemory, seen: ReplicaSnapshot, now_s: float) -> ReplicaMemory:
+    memory = replace(memory, last_seen_s=now_s)
+    if seen.sample is not None:
+        rejected = memory.num_rejected_values + len(seen.sample.rejected)
+        memory = replace(memory, num_rejected_values=rejected)
+    if failure_of(seen, now_s) is not None or seen.sample is None or seen.sampled_at_s is None:
+        return memory
+    history = memory.history.with_sample(seen.sampled_at_s, seen.sample)
+    since_s = memory.learned_at_s
+    if history.num_restarts > memory.history.num_restarts:
+        since_s = -math.inf
+    memory = replace(memory, history=history, learned_at_s=since_s)
+    means = means_between(history, since_s)
+    if means is None or seen.policy is None:
+        return memory
+    in_force = seen.policy.effective.step_tokens
+    model = learn(memory.model, means, in_force, now_s)
+    return replace(memory, model=model, learned_at_s=seen.sampled_at_s)
+
+
+def failure_of(seen: ReplicaSnapshot, now_s: float) -> str | None:
+    """Why this sample may not be used, None when it may."""
+    if seen.sample is None or seen.sampled_at_s is None:
+        return seen.scrape_failure or "no metrics were read"
+    if rejected := set(seen.sample.missing) & set(seen.sample.rejected):
+        return f"{sorted(rejected)[0]} is NaN, infinite or negative"
+    if missing := seen.sample.missing:
+        return f"series {missing[0]} is absent"
+    if (age_s := now_s - seen.sampled_at_s) > STALE_AFTER_S:
+        return f"the last sample is {age_s:.0f} s old"
+    return None
+
+
+def read(memory: ReplicaMemory, seen: ReplicaSnapshot, slo: Slo, now_s: float) -> Readings:
+    failure = failure_of(seen, now_s)
+    histories = [memory.history]
+    request_class = seen.request_class.value
+    gaps = ObjectiveKey("itl", slo.inter_token_latency.threshold_ms, request_class)
+    first = ObjectiveKey("ttft", slo.time_to_first_token.threshold_ms, request_class)
+    budget = slo.inter_token_latency.bad_budget
+    moved_at_s = memory.tuning.moved_at_s
+    inter_token = attainment(histories, gaps, budget, now_s)
+    latest = memory.history.latest
+    recent = memory.history.within(PREEMPTION_WINDOW_S, now_s)
+    return Readings(
+        failure=failure,
+        health=_health(memory.history, failure, inter_token, now_s),
+        age_s=now_s - (latest.at_s if latest else memory.first_seen_s),
+        demand=demand_of(memory.history, seen, now_s),
+        preempting=(recent.increase("num_preemptions") or 0) > 0,
+        since_move=attainment(histories, gaps, budget, now_s, moved_at_s),
+        just_now=attainment_over(histories, gaps, SHORT_WINDOW_S, now_s, moved_at_s),
+        inter_token=inter_token,
+        first_token=_first_token(histories, first, slo.time_to_first_token, now_s),
+    )
+
+
+def _first_token(
+    histories: list[History], key: ObjectiveKey, objective: Objective, now_s: float
+) -> Attainment | None:
+    return attainment(histories, key, objective.bad_budget, now_s)
+
+
+def _health(
+    history: History, failure: str | None, gaps: Attainment | None, now_s: float
+) -> Health:
+    latest = history.latest
+    if failure is not None or latest is None:
+        return Health.MISSING if latest is None else Health.STALE
+    at_rest = latest.sample.num_running == 0 and latest.sample.num_waiting == 0
+    if at_rest and history.within(SHORT_WINDOW_S, now_s).increase("num_steps") == 0:
+        return Health.IDLE
+    return Health.LOW_SAMPLE if gaps is None or gaps.low_sample else Health.OK
+
+
+def demand_of(history: History, seen: ReplicaSnapshot, now_s: float) -> Demand:
+    latest = history.latest
+    if latest is None:
+        return Demand(0.0, 0.0)
+    return Demand(
+        num_running=latest.sample.num_running or 0.0,
+        num_waiting=latest.sample.num_waiting or 0.0,
+        prefill_per_decode=_prefill_per_decode(history.within(KEEP_S, now_s)),
+        context_tokens=_context_tokens(history.within(CONTEXT_WINDOW_S, now_s), seen),
+    )
+
+
+def _prefill_per_decode(window: History) -> float | None:
+    finished = window.increase("num_finished")
+    decoded = window.increase("step_decode_seqs")
+    prefilled = window.increase("step_prefill_tokens")
+    if finished is None or decoded is None or prefilled is None:
+        return None
+    if finished < MIX_FINISHED or decoded < MIX_TOKENS:
+        return None
+    # Requests that came to run within the window are prefilled, but have their decodes before them.
+    first, last = (window.points[i].sample.num_running or 0.0 for i in (0, -1))
+    settled = finished / (finished + max(0.0, last - first))
+    return settled * prefilled / decoded
+
+
+def _context_tokens(window: History, seen: ReplicaSnapshot) -> float | None:
+    """Mean KV tokens held by a running sequence, from memory in use, else from what steps read."""
+    if seen.policy is None:
+        return None
+    capacity = seen.policy.capacity
+    pairs = [
+        (p.sample.kv_usage * capacity.kv_tokens, p.sample.num_running)
+        for p in window.points
+        if p.sample.kv_usage and p.sample.num_running  # 0 beside running ones is no reading
+    ]
+    held, running = sum(h for h, _ in pairs), sum(r for _, r in pairs)
+    if held > 0 and running > 0:
+        return min(held / running, capacity.model_length_tokens)
+    read_tokens = window.increase("step_kv_tokens")
+    decoded = window.increase("step_decode_seqs")
+    if not read_tokens or not decoded:
+        return None
+    return min(read_tokens / decoded, capacity.model_length_tokens)

@@ -1,0 +1,71 @@
+"""A pool at one moment, as observed: the only thing besides its memory that `plan` looks at.
+
+Frozen and made of plain values, so that the journal can store it and a replay decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from chairlift_operator.exposition import EngineSample
+from chairlift_protocol.policy import Policy, PolicyError
+from chairlift_protocol.wire import RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapacity:
+    """Bounds that an engine reserved memory for at its start."""
+
+    batch_size: int
+    step_tokens: int
+    kv_tokens: int
+    model_length_tokens: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReadback:
+    """What an engine's admin endpoint answers: what it was told, what is in force, its bounds."""
+
+    desired: Policy
+    effective: Policy
+    capacity: EngineCapacity
+
+    @classmethod
+    def from_json(cls, body: object) -> Self:
+        """Raise PolicyError on a body that cannot be understood; unknown parts are ignored."""
+        if not isinstance(body, Mapping) or not isinstance(body.get("capacity"), Mapping):
+            raise PolicyError("policy answer: must be an object with desired, effective, capacity")
+        capacity: Mapping[str, Any] = body["capacity"]
+        try:
+            bounds = EngineCapacity(
+                **{name: int(capacity[name]) for name in EngineCapacity.__dataclass_fields__}
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PolicyError(f"policy answer: capacity lacks or garbles {error}") from error
+        return cls(
+            Policy.from_json(body.get("desired")), Policy.from_json(body.get("effective")), bounds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    """One engine. Where `sample` or `policy` is None, the failure beside it says why."""
+
+    name: str
+    ready: bool
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    sample: EngineSample | None = None
+    sampled_at_s: float | None = None
+    scrape_failure: str | None = None
+    policy: PolicyReadback | None = None
+    policy_failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    pool: str
+    taken_at_s: float
+    replicas: tuple[ReplicaSnapshot, ...]

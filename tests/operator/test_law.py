@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from chairlift_operator import law
+from chairlift_operator.law import Bracket, Demand, Direction, LastMove, MoveLimits
+from chairlift_operator.spec import Bounds
+from chairlift_operator.step_time import StepCosts
+from chairlift_operator.windows import Attainment, wilson_bounds
+
+costs_of = st.builds(
+    StepCosts, st.floats(1e-3, 0.2), st.floats(0, 5e-3), st.floats(0, 5e-3), st.floats(0, 1e-6)
+)
+
+
+def _seen(share: float, independent: float = 500) -> Attainment:
+    return Attainment(share, *wilson_bounds(share, independent), independent * 8, independent, 15,
+                      low_sample=False)
+
+
+@given(costs_of, st.floats(0.01, 1), st.floats(0, 20), st.floats(1, 4000),
+       st.sampled_from([f.name for f in fields(StepCosts)]), st.floats(1, 10))
+def test_batch_size_never_grows_with_any_cost_and_never_shrinks_with_the_objective(
+    costs: StepCosts, target_s: float, ratio: float, context: float, part: str, factor: float
+) -> None:
+    dearer = replace(costs, **{part: getattr(costs, part) * factor})
+    size = law.batch_size_for_latency(costs, target_s, ratio, context)
+    assert law.batch_size_for_latency(dearer, target_s, ratio, context) <= size
+    assert law.batch_size_for_latency(costs, target_s * factor, ratio, context) >= size
+
+
+@given(costs_of, st.floats(0.01, 1), st.floats(1, 256), st.floats(0, 4000))
+def test_a_step_of_the_proposed_tokens_takes_the_allowed_time(
+    costs: StepCosts, target_s: float, batch: float, context: float
+) -> None:
+    assume(costs.prefill_s > 1e-6)
+    tokens = law.step_tokens_for_latency(costs, target_s, batch, context)
+    if tokens >= batch:
+        assert law.step_s_at(costs, tokens, batch, context) == pytest.approx(target_s, rel=1e-6)
+
+
+@given(costs_of, st.floats(0.02, 1), st.floats(0.1, 20), st.floats(1, 4000))
+def test_batch_size_and_step_tokens_agree_on_the_balanced_step(
+    costs: StepCosts, target_s: float, ratio: float, context: float
+) -> None:
+    assume(costs.prefill_s > 1e-6 and target_s > costs.fixed_s)
+    batch = law.batch_size_for_latency(costs, target_s, ratio, context)
+    tokens = law.step_tokens_for_latency(costs, target_s, batch, context)
+    assert tokens == pytest.approx(batch * (1 + ratio), rel=1e-4)
+
+
+@given(st.floats(100, 1e6), st.floats(1, 4096))
+def test_contexts_of_the_batch_fit_the_memory_and_preemptions_make_room(
+    kv_tokens: float, context: float
+) -> None:
+    size = law.batch_size_for_memory(kv_tokens, context, preempting=False)
+    assert size * context <= law.KV_FILL * kv_tokens
+    assert law.batch_size_for_memory(kv_tokens, context, preempting=True) <= size
+
+
+@given(st.integers(1, 4096), st.floats(0, 1e6) | st.just(math.inf), st.integers(1, 500),
+       st.integers(0, 3000), st.integers(0, 500), st.booleans(), st.booleans(),
+       st.floats(0, 100), st.sampled_from(Direction))
+def test_no_move_leaves_the_bounds_outgrows_its_ceiling_or_rises_when_it_may_not(
+    current: int, proposed: float, low: int, extra: int, raised: int, may_grow: bool,
+    urgent: bool, age_s: float, direction: Direction
+) -> None:
+    bounds = Bounds(low, low + extra)
+    limits = MoveLimits(bounds, bounds.clamp(low + raised), 1.5 * current, may_grow, urgent)
+    after = law.guarded(current, proposed, limits, LastMove(0.0, direction), age_s)
+    held = bounds.clamp(current)
+    assert bounds.min <= after <= bounds.max
+    if after > held:
+        assert may_grow and after <= 1.5 * current
+    if after != held:
+        assert abs(after - held) >= 0.05 * held - 1
+        reverses = direction is not (Direction.UP if after > held else Direction.DOWN)
+        assert not reverses or age_s >= law.REVERSAL_DWELL_S or (urgent and after < held)
+
+
+def test_step_tokens_are_planned_for_the_slower_of_running_and_full_batches() -> None:
+    demand = Demand(num_running=10, num_waiting=3)
+    assert law.decodes_to_plan_for(demand, 64) == (10, 64)
+    assert law.decodes_to_plan_for(Demand(2, 0), 64) == (law.MIN_APP_LIMITED_BATCH,)
+    assert law.decodes_to_plan_for(Demand(2, 0), 1) == (1,)
+
+
+def test_the_floor_leaves_a_block_of_prefill_beside_the_running_decodes() -> None:
+    assert law.step_tokens_floor(Bounds(64, 2048), 100) == 116
+    assert law.step_tokens_floor(Bounds(64, 2048), 4) == 64
+    assert law.step_tokens_floor(Bounds(64, 100), 100) == 100
+
+
+@given(st.floats(0.7, 1), st.floats(0, 1), st.floats(1, 5000), st.floats(0.01, 0.2))
+def test_the_trim_stays_in_its_range_and_moves_a_few_percent_at_most(
+    kappa: float, share: float, independent: float, budget: float
+) -> None:
+    after = law.trimmed(kappa, _seen(share, independent), budget)
+    assert 0.7 <= after <= 1 and after / kappa >= 0.96 - 1e-9 and after / kappa <= 1.002 + 1e-9
+    assert law.trimmed(kappa, None, budget) == kappa
+
+
+def test_an_emergency_needs_many_bad_events_and_more_than_one_step_of_them() -> None:
+    assert law.is_emergency(_seen(0.5, 20), 0.05)
+    assert not law.is_emergency(_seen(0.15, 500), 0.05)
+    assert not law.is_emergency(_seen(1.0, 2), 0.05)
+    assert not law.is_emergency(None, 0.05)
+
+
+def test_without_a_model_halving_finds_the_largest_good_step() -> None:
+    bracket, current, limit = Bracket(), 1000, 333
+    for _ in range(20):
+        bracket = bracket.after(current, _seen(0.0 if current <= limit else 0.5), 0.05)
+        current = int(bracket.proposal(current))
+    assert 0.85 * limit <= current <= limit * 1.05
+
+
+def test_an_objective_below_the_smallest_useful_step_is_called_infeasible() -> None:
+    costs = StepCosts(0.085, 1.5e-3, 2.5e-3, 0)
+    assert law.is_feasible(costs, 0.27, 64)
+    assert not law.is_feasible(costs, 0.05, 64)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift_operator.spec import StepProfile, format_duration, parse_duration
+from chairlift_operator.spec_parsing import (
+    SpecError,
+    parse_pool,
+    pool_hash,
+    pool_to_mapping,
+    with_overrides,
+)
+
+MINIMAL = """
+apiVersion: chairlift.dev/v1alpha1
+kind: InferencePool
+metadata: {name: chat}
+spec:
+  model: {name: m, source: "cache://m"}
+"""
+
+
+def _with(lines: str) -> str:
+    return MINIMAL + lines
+
+
+def _problems(text: str) -> tuple[str, ...]:
+    with pytest.raises(SpecError) as caught:
+        parse_pool(text)
+    return caught.value.problems
+
+
+def test_a_minimal_pool_gets_the_documented_defaults() -> None:
+    pool = parse_pool(MINIMAL)
+    interactive = pool.spec.interactive
+    assert (pool.name, pool.namespace, pool.spec.mode) == ("chat", "default", "Enforce")
+    assert pool.spec.model.max_length == 4096
+    assert interactive.slo.time_to_first_token.threshold_s == 0.5
+    assert interactive.slo.inter_token_latency.threshold_ms == 50
+    assert (interactive.batch_size.min, interactive.batch_size.max) == (1, 256)
+    assert (interactive.step_tokens.min, interactive.step_tokens.max) == (64, 2048)
+
+
+def test_the_example_pool_is_accepted() -> None:
+    example = Path(__file__).parents[2] / "examples" / "chat.yaml"
+    pool = parse_pool(example.read_text(encoding="utf-8"))
+    assert pool.spec.interactive.slo.inter_token_latency.threshold_s == 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (_with("  batchsize: 3\n"), "spec.batchsize: is not a field here"),
+        (_with("  interactive: {batch_size: {min: 2}}\n"), "did you mean batchSize?"),
+        (_with("  interactive: {slo: {interTokenLatency: {treshold: 1s, threshold: 1s}}}\n"),
+         "spec.interactive.slo.interTokenLatency.treshold: is not a field here; did you mean "
+         "threshold?"),
+        (_with("  batch: {}\n"), "spec.batch: is not a field here: remove it; known here: model"),
+        (_with("  interactive: {batchSize: {min: 9, max: 4}}\n"),
+         "spec.interactive.batchSize: min 9 is above max 4: lower min or raise max."),
+        (_with("  interactive: {batchSize: {max: 128}, stepTokens: {max: 100}}\n"),
+         "spec.interactive: batchSize.max 128 is above stepTokens.max 100"),
+        (_with("  interactive: {stepTokens: {min: 8}}\n"),
+         "spec.interactive.stepTokens.min: must be greater than or equal to 16, not 8."),
+        (_with("  interactive: {batchSize: {min: '4'}}\n"),
+         "spec.interactive.batchSize.min: must be integer, not '4'."),
+        (_with("  interactive: {slo: {interTokenLatency: {threshold: 300}}}\n"),
+         "threshold: must be a duration with its unit, such as 500ms, 2s or 10m, not 300."),
+        (_with("  interactive: {slo: {interTokenLatency: {threshold: 0s}}}\n"),
+         "threshold: must be greater than 0, not '0s'."),
+        (_with("  interactive: {slo: {interTokenLatency: {threshold: 1s, objective: 100}}}\n"),
+         "objective: must be less than 100, not 100."),
+        (_with("  mode: enforce\n"), "spec.mode: must be 'Enforce' or 'Recommend', not 'enforce'."),
+        (_with("  metrics: {source: Prometheus}\n"), "spec.metrics.source: must be 'Direct'"),
+        (_with("  interactive: 3\n"), "spec.interactive: must be an object with fields, not 3."),
+        (_with("  runtime: {simulator: {profile: fast}}\n"),
+         "spec.runtime: simulator only works with 'engine: simulator'"),
+        (_with("  runtime: {engine: simulator, simulator: {profile: quick}}\n"),
+         "spec.runtime.simulator.profile: must be 'reference', 'fast' or 'slow', not 'quick'."),
+        (_with("  runtime: {engine: simulator, simulator: {profile: {a: 1ms, b: 1ms, c: 1ms}}}\n"),
+         "spec.runtime.simulator.profile.d: is missing: add it."),
+        (MINIMAL.replace("cache://m", "s3://m"), "spec.model.source: must look like hf://"),
+        (MINIMAL.replace("v1alpha1", "v2"), "apiVersion: is 'chairlift.dev/v2': this version take"),
+        (MINIMAL.replace("kind: InferencePool\n", ""), "kind: is missing: add 'kind: Inference"),
+        (MINIMAL.replace("chat", "Chat"), "metadata.name: must be 1 to 63 lower-case letters"),
+        (MINIMAL + "---" + MINIMAL, "holds 2 documents: give exactly one InferencePool."),
+        ("", "holds 0 documents"),
+        ("- a\n", "holds a list: give an object"),
+        ("a: [1,\n", "line 2, column 1: not valid YAML"),
+        (_with("  mode: Enforce\n  mode: Recommend\n"), "line 8, column 3: not valid YAML: 'mode'"),
+    ],
+)
+def test_a_wrong_pool_is_refused_with_a_sentence_on_what_to_change(
+    text: str, sentence: str
+) -> None:
+    problems = _problems(text)
+    assert any(sentence in problem for problem in problems), problems
+    assert all(problem.endswith((".", "?")) for problem in problems)
+
+
+def test_every_problem_is_listed_at_once() -> None:
+    text = MINIMAL.replace("cache://m", "m").replace("v1alpha1", "v1") + "  mode: on\n  x: 1\n"
+    assert len(_problems(text)) == 4
+
+
+def test_a_custom_simulator_profile_is_read_in_seconds() -> None:
+    profile = "{a: 8ms, b: 0.06ms, c: 0.045ms, d: 0.00005ms, noise: 0.04, load: 1m}"
+    runtime = f"{{engine: simulator, simulator: {{profile: {profile}}}}}"
+    pool = parse_pool(_with(f"  runtime: {runtime}\n"))
+    assert pool.spec.runtime.simulator is not None
+    wanted = StepProfile(8e-3, 6e-5, 4.5e-5, 5e-8, noise=0.04, load_s=60)
+    assert pool.spec.runtime.simulator.profile == wanted
+    assert parse_pool(pool_to_mapping(pool)) == pool
+
+
+def test_overrides_replace_single_fields_and_are_validated() -> None:
+    pool = parse_pool(MINIMAL)
+    slower = with_overrides(
+        pool, ["interactive.slo.interTokenLatency.threshold=40ms", "mode=Recommend"]
+    )
+    assert slower.spec.interactive.slo.inter_token_latency.threshold_ms == 40
+    assert slower.spec.mode == "Recommend"
+    assert pool_hash(slower) != pool_hash(pool) == pool_hash(parse_pool(pool_to_mapping(pool)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("mode", "write path.to.field=value"),
+        ("mode.x=1", "spec.mode.x: cannot be set, because spec.mode is 'Enforce', not an object."),
+        ("interactive.batchSize.maxx=1", "did you mean max?"),
+        ("interactive.batchSize.max=0", "must be greater than or equal to 1, not 0."),
+        ("mode=[", "is not a YAML value"),
+    ],
+)
+def test_a_wrong_override_is_refused_by_path(setting: str, sentence: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        with_overrides(parse_pool(MINIMAL), [setting])
+    assert sentence in str(caught.value)
+
+
+@given(st.floats(min_value=1e-9, max_value=1e6))
+def test_a_duration_is_spelled_so_that_it_parses_back_exactly(duration_s: float) -> None:
+    assert parse_duration(format_duration(duration_s)) == duration_s
+
+
+@settings(deadline=None)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+                    lambda inner: st.lists(inner, max_size=3)
+                    | st.dictionaries(st.sampled_from(["spec", "model", "name", "interactive"]),
+                                      inner, max_size=3)))
+def test_any_other_document_is_refused_and_never_crashes(document: object) -> None:
+    with pytest.raises(SpecError):
+        parse_pool({"spec": document, "metadata": document})
