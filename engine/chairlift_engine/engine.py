@@ -1,7 +1,7 @@
 """The step loop: take commands, schedule, run, commit, report. No torch, no HTTP, no asyncio.
 
-One thread owns the scheduler; every other thread speaks to it through commands that take effect between
-two steps. What a step did is handed to a listener, on the engine's thread.
+One thread owns the scheduler; every other thread speaks to it through commands that take effect
+between two steps. What a step did is handed to a listener, on the engine's thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class StepSums:
     num_decode_seqs: int
     num_prefill_tokens: int
     kv_tokens: int
-    num_preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,12 @@ class StepReport:
     tokens: tuple[TokenEvent, ...]
     ended: tuple[tuple[Request, FinishReason], ...]  # aborted or failed; without a last token
     sums: StepSums | None
+    num_preemptions: int
     gauges: Gauges
 
 
 class Engine:
-    """Owns the scheduler and the runner. Methods named `request_*` may be called from any thread."""
+    """Owns scheduler and runner. Methods named `request_*` may be called from any thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Engine:
         self._commands.put(lambda: self._abort(request_id, reason))
 
     def request_policy(self, policy: Policy) -> Future[Policy]:
-        """Resolves to the policy in force, or raises StalePolicy or AboveCapacity."""
+        """Resolves to the policy in force, or raises StalePolicy or PolicyOutOfRange."""
         done: Future[Policy] = Future()
 
         def apply() -> None:
@@ -128,7 +128,7 @@ class Engine:
         if plan.chunks:
             self._compute(plan, started_s)
         elif had_commands:
-            self._report(started_s, (), None)
+            self._report(started_s, (), None, plan.num_preemptions)
 
     def _compute(self, plan: StepPlan, started_s: float) -> None:
         sampled = self._runner.execute(plan.chunks)
@@ -139,15 +139,19 @@ class Engine:
             num_decode_seqs=plan.num_decode_seqs,
             num_prefill_tokens=plan.num_prefill_tokens,
             kv_tokens=plan.kv_tokens,
-            num_preemptions=plan.num_preemptions,
         )
-        self._report(now_s, tokens, sums)
+        self._report(now_s, tokens, sums, plan.num_preemptions)
 
     def _report(
-        self, now_s: float, tokens: tuple[TokenEvent, ...], sums: StepSums | None
+        self,
+        now_s: float,
+        tokens: tuple[TokenEvent, ...],
+        sums: StepSums | None,
+        num_preemptions: int,
     ) -> None:
         ended, self._ended = tuple(self._ended), []
-        self._on_report(StepReport(now_s, tokens, ended, sums, self.scheduler.residency.gauges()))
+        gauges = self.scheduler.residency.gauges()
+        self._on_report(StepReport(now_s, tokens, ended, sums, num_preemptions, gauges))
 
     def _take_commands(self, wait: bool) -> bool:
         taken = False

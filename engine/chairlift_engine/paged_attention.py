@@ -10,7 +10,6 @@ calls this.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from chairlift_engine.cpu_kernels import cpu_ops
+from chairlift_engine.kv_pool import KvPool, LayerKv, unit_stride
 
 ATTENTION_NAME = "chairlift_paged"
 
@@ -95,19 +94,6 @@ def paged_attention(
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKv:
-    """The size of one token's keys and values in one layer."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def num_elements(self) -> int:
-        return self.kv_heads * (self.key_dim + self.value_dim)
-
-
 class ProbedCall(NamedTuple):
     layer: int
     kv: LayerKv
@@ -125,51 +111,6 @@ class ShapeProbe:
         kv = LayerKv(kv_heads, key_dim, call.v.shape[2])
         self.calls.append(ProbedCall(call.layer, kv, call.window))
         return call.q.new_zeros(call.q.shape[0], call.q.shape[1], call.v.shape[2])
-
-
-class KvPool:
-    """Keys and values of every layer: [num_blocks + 1, kv_heads, block_tokens, dim] each.
-
-    Block 0 takes the writes of padding. Zeroed, because masked positions are still multiplied and
-    0 * NaN is NaN.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[LayerKv],
-        num_blocks: int,
-        block_tokens: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.block_tokens = block_tokens
-        self.device = device
-        # None on a GPU, and where there is no compiler.
-        self.ops = cpu_ops() if device.type == "cpu" else None
-
-        def pages(layer: LayerKv, dim: int) -> Tensor:
-            shape = (num_blocks + 1, layer.kv_heads, block_tokens, dim)
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.keys = [pages(layer, layer.key_dim) for layer in layers]
-        self.values = [pages(layer, layer.value_dim) for layer in layers]
-
-    def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        keys, values = self.keys[layer], self.values[layer]
-        if self.ops is not None:
-            self.ops.write_kv(_unit_stride(k), _unit_stride(v), keys, values, slots)
-            return
-        blocks, offsets = slots // self.block_tokens, slots % self.block_tokens
-        keys[blocks, :, offsets] = k
-        values[blocks, :, offsets] = v
-
-    def gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Pages in order as [*rows, kv_heads, tokens, dim]; blocks is [*rows, blocks]."""
-        gathered = []
-        for pages in (self.keys[layer], self.values[layer]):
-            paged = pages[blocks].transpose(-4, -3)
-            gathered.append(paged.reshape(*paged.shape[:-3], -1, paged.shape[-1]))
-        return gathered[0], gathered[1]
 
 
 class DecodeRows(NamedTuple):
@@ -228,7 +169,7 @@ class PagedStep:
         pool = self._pool
         assert pool.ops is not None
         pool.ops.decode(
-            _unit_stride(call.q),
+            unit_stride(call.q),
             pool.keys[call.layer],
             pool.values[call.layer],
             rows.tables,
@@ -308,7 +249,3 @@ def _attention(
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-
-
-def _unit_stride(rows: Tensor) -> Tensor:
-    return rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -1,8 +1,8 @@
 """Who runs, who waits and who yields: the slots and KV blocks of one engine. Pure bookkeeping.
 
-A request is resident while it holds a slot and blocks. Interactive requests take both from batch ones
-when they must; among equals only exhausted blocks make somebody yield, and then the victim is recomputed
-later (vLLM, SOSP'23). Knows no budget and no time; called by `scheduler.Scheduler` only.
+A request is resident while it holds a slot and blocks. Interactive requests take both from batch
+ones when they must; among equals only exhausted blocks make somebody yield, and then the victim is
+recomputed later (vLLM, SOSP'23). Knows no budget and no time; called by `scheduler.Scheduler` only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The seam between scheduling and arithmetic: what a step asks of a model.
 
-Implemented by `torch_runner.TorchRunner` (real models) and `simulator.SimulatorRunner` (modelled step
-times). The engine is handed one and never knows which.
+Implemented by `torch_runner.TorchRunner` (real models) and `simulator.SimulatorRunner` (modelled
+step times). The engine is handed one and never knows which.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which tokens the next step computes: continuous batching under one token budget. Pure bookkeeping.
+"""Which tokens the next step computes: continuous batching under one token budget. Pure.
 
-Each step (Sarathi-Serve, OSDI'24): every running request's next token first, then chunks of the prompts
-already begun, then new admissions, until `step_tokens` are planned. So a stream never waits for somebody
-else's prompt, and a slot that empties is refilled in the next step. Interactive work strictly precedes
-batch work. Knows no torch, no clock and no HTTP; called by `engine.Engine` only.
+Each step (Sarathi-Serve, OSDI'24): every running request's next token first, then chunks of the
+prompts already begun, then new admissions, until `step_tokens` are planned. So a stream never waits
+for somebody else's prompt, and a slot that empties is refilled in the next step. Interactive work
+strictly precedes batch work. Knows no torch, no clock and no HTTP; called by `engine.Engine` only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from chairlift_engine.runner import ScheduledChunk
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
 
-# A request that does not fit is passed over by later ones, but not for ever: after this many it holds
-# back its class until it fits.
+# A request that does not fit is passed over by later ones, but not for ever: after this many it
+# holds back its class until it fits.
 MAX_TIMES_PASSED = 32
 
 
@@ -68,7 +68,7 @@ class _Draft:
 
 class Scheduler:
     def __init__(self, capacity: Capacity, policy: Policy) -> None:
-        _check_range(policy, capacity)
+        check_range(policy, capacity)
         self.capacity = capacity
         self.residency = Residency(capacity, policy)
         self._longest_tokens = min(capacity.model_length_tokens, capacity.kv_tokens)
@@ -98,11 +98,11 @@ class Scheduler:
                 f"generation {policy.generation.to_json()} is not newer than "
                 f"{self.policy.generation.to_json()}, which is in force"
             )
-        _check_range(policy, self.capacity)
+        check_range(policy, self.capacity)
         self.residency.policy = policy
 
     def schedule(self, now_s: float) -> StepPlan:
-        """Plan the next step: preempt, grow, admit. `commit` must follow when chunks are planned."""
+        """Plan the next step: preempt, grow, admit. `commit` must follow if it has chunks."""
         num_preemptions = self.residency.num_preemptions
         if self.policy.batch_class_share == 0:
             for request in self.residency.running_of(BATCH):
@@ -223,7 +223,8 @@ def _still_holds(chunk: ScheduledChunk) -> bool:
     return bool(request.block_ids) and chunk.start == request.num_computed_tokens
 
 
-def _check_range(policy: Policy, capacity: Capacity) -> None:
+def check_range(policy: Policy, capacity: Capacity) -> None:
+    """Raise PolicyOutOfRange, naming the field and the capacity, unless the policy fits."""
     for name, value, minimum, maximum in (
         ("batch_size", policy.batch_size, 1, capacity.batch_size),
         ("step_tokens", policy.step_tokens, capacity.block_tokens, capacity.step_tokens),

@@ -1,7 +1,7 @@
 """A runner without a model: the same scheduler and server at modelled step times.
 
-`T = a + b*decodes + c*prefill tokens + d*context tokens`, with multiplicative noise. Used by tests, by
-`runtime.engine: simulator`, and wherever a pool is sized before there is a GPU. Its text is a
+`T = a + b*decodes + c*prefill tokens + d*context tokens`, with multiplicative noise. Used by tests,
+by `runtime.engine: simulator`, and wherever a pool is sized before there is a GPU. Its text is a
 deterministic pseudo-text drawn from each prompt's hash. Imports no torch.
 """
 

@@ -116,7 +116,9 @@ def _capacity_limited(pool: InferencePool, reports: Sequence[ReplicaReport]) -> 
             costs = report.costs
             floor = interactive.step_tokens.min
             return Condition(
-                "CapacityLimited", Truth.TRUE, "ObjectiveInfeasible",
+                "CapacityLimited",
+                Truth.TRUE,
+                "ObjectiveInfeasible",
                 f"{report.name}: even a step of {floor} tokens takes "
                 f"{1e3 * costs.step_s(1, floor - 1, 0):.0f} ms; raise interTokenLatency.threshold, "
                 "lower stepTokens.min or use faster hardware.",
@@ -124,7 +126,9 @@ def _capacity_limited(pool: InferencePool, reports: Sequence[ReplicaReport]) -> 
         full = report.batch_size is not None and (report.num_running or 0) >= report.batch_size
         if full and (report.num_waiting or 0) > 0:
             return Condition(
-                "CapacityLimited", Truth.TRUE, "BatchFull",
+                "CapacityLimited",
+                Truth.TRUE,
+                "BatchFull",
                 f"{report.name}: all {report.batch_size} slots run and "
                 f"{report.num_waiting:.0f} requests wait; the objectives allow no more.",
             )
@@ -143,8 +147,9 @@ def _tuned(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
             )
             return Condition("Tuned", Truth.FALSE, "PolicyUnverified", message)
         if report.held is not None and report.batch_size is None:
-            return Condition("Tuned", Truth.FALSE, "PolicyUnreadable",
-                             f"{report.name}: {report.held}.")
+            return Condition(
+                "Tuned", Truth.FALSE, "PolicyUnreadable", f"{report.name}: {report.held}."
+            )
     if not reports:
         return Condition("Tuned", Truth.UNKNOWN, "NoReplica", "There is no replica yet.")
     return Condition("Tuned", Truth.TRUE, "PolicyInForce", "Every replica runs the planned policy.")

@@ -60,9 +60,7 @@ class EngineSample:
         """Names of the series without which nothing may be decided."""
         return tuple(name for name, field in _NEEDED.items() if getattr(self, field) is None)
 
-    def slo_count(
-        self, objective: str, threshold_ms: float, request_class: str
-    ) -> SloCount | None:
+    def slo_count(self, objective: str, threshold_ms: float, request_class: str) -> SloCount | None:
         """The count for exactly this threshold; one of another says nothing of it."""
         for count in self.slo_counts:
             if (

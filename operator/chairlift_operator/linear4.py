@@ -41,9 +41,7 @@ def plus(left: Matrix, right: Matrix) -> Matrix:
 
 def minus_outer(matrix: Matrix, column: Vector, row: Vector) -> Matrix:
     """matrix - column·rowᵀ, made symmetric again after rounding."""
-    raw = [
-        [matrix[i][j] - column[i] * row[j] for j in range(4)] for i in range(4)
-    ]
+    raw = [[matrix[i][j] - column[i] * row[j] for j in range(4)] for i in range(4)]
     return _symmetric(raw)
 
 

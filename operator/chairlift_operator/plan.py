@@ -75,9 +75,7 @@ def pool_health(reports: tuple[ReplicaReport, ...]) -> Health:
     return Health.OK if Health.OK in seen else Health.LOW_SAMPLE
 
 
-def _situation(
-    pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float
-) -> Situation:
+def _situation(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) -> Situation:
     good = [m.last_good for m in memory.replicas.values() if m.last_good is not None]
     ready = [seen for seen in snapshot.replicas if seen.ready]
     return Situation(

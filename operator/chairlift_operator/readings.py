@@ -118,9 +118,7 @@ def _first_token(
     return attainment(histories, key, objective.bad_budget, now_s)
 
 
-def _health(
-    history: History, failure: str | None, gaps: Attainment | None, now_s: float
-) -> Health:
+def _health(history: History, failure: str | None, gaps: Attainment | None, now_s: float) -> Health:
     latest = history.latest
     if failure is not None or latest is None:
         return Health.MISSING if latest is None else Health.STALE

@@ -24,9 +24,12 @@ from chairlift_operator.reports import report_of
 from chairlift_operator.snapshot import PolicyReadback, ReplicaSnapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.tuning import Move, TuningInput, tune
-from chairlift_protocol.policy import Policy, SloThresholds
+from chairlift_protocol.policy import Generation, Policy, SloThresholds
 
+# Cautious: on unknown hardware a step of this size is slow at worst, never a freeze.
 FIRST_KNOBS: Final = Knobs(batch_size=16, step_tokens=256)
+# Batch-class work may use all that interactive work leaves, as long as a pool is all there is.
+BATCH_SHARE: Final = 1.0
 OUTAGE_S: Final = 60.0
 OUTAGE_CUT: Final = 0.8
 UNVERIFIED_TICKS: Final = 2
@@ -49,13 +52,30 @@ class Situation:
     def enforces(self) -> bool:
         return self.pool.spec.mode == "Enforce"
 
-    @property
-    def thresholds(self) -> SloThresholds:
-        slo = self.pool.spec.interactive.slo
-        return SloThresholds(
-            ttft_ms=slo.time_to_first_token.threshold_ms,
-            itl_ms=slo.inter_token_latency.threshold_ms,
-        )
+
+def first_policy(pool: InferencePool) -> Policy:
+    """What a new engine starts with, so that its first steps are cautious too.
+
+    Its generation is older than any that is pushed.
+    """
+    interactive = pool.spec.interactive
+    step_tokens = interactive.step_tokens.clamp(FIRST_KNOBS.step_tokens)
+    return Policy(
+        generation=Generation(0, 0),
+        batch_size=interactive.batch_size.clamp(FIRST_KNOBS.batch_size),
+        step_tokens=step_tokens,
+        chunk_tokens=step_tokens,
+        batch_class_share=BATCH_SHARE,
+        slo=thresholds_of(pool),
+    )
+
+
+def thresholds_of(pool: InferencePool) -> SloThresholds:
+    slo = pool.spec.interactive.slo
+    return SloThresholds(
+        ttft_ms=slo.time_to_first_token.threshold_ms,
+        itl_ms=slo.inter_token_latency.threshold_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +97,7 @@ class _Ruling:
     infeasible: bool = False
 
 
-def plan_replica(
-    here: Situation, memory: ReplicaMemory, seen: ReplicaSnapshot
-) -> ReplicaPlan:
+def plan_replica(here: Situation, memory: ReplicaMemory, seen: ReplicaSnapshot) -> ReplicaPlan:
     memory = take_in(memory, seen, here.now_s)
     readings = read(memory, seen, here.pool.spec.interactive.slo, here.now_s)
     if readings.failure is None:
@@ -227,8 +245,8 @@ def _enforce(
         batch_size=knobs.batch_size,
         step_tokens=knobs.step_tokens,
         chunk_tokens=knobs.step_tokens,  # one long prompt may use all that decodes leave
-        batch_class_share=0.0,
-        slo=here.thresholds,
+        batch_class_share=BATCH_SHARE,
+        slo=thresholds_of(here.pool),
         scheduling="continuous",
     )
     if policy == told and told.generation.term == here.term:
@@ -263,13 +281,11 @@ def _recommend(
     return ReplicaPlan(memory, report, _decisions(here, report.name, ruling.moves))
 
 
-
 def _decisions(here: Situation, replica: str, moves: tuple[Move, ...]) -> tuple[Decision, ...]:
     return tuple(
         Decision(here.now_s, replica, m.field, m.before, m.after, m.reason, here.enforces)
         for m in moves
     )
-
 
 
 def _current(memory: ReplicaMemory, policy: PolicyReadback) -> Knobs:

@@ -162,9 +162,7 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if self.min > self.max:
-            raise ValueError(
-                f"min {self.min} is above max {self.max}: lower min or raise max"
-            )
+            raise ValueError(f"min {self.min} is above max {self.max}: lower min or raise max")
 
     def clamp(self, value: float) -> int:
         return int(min(max(value, self.min), self.max))

@@ -38,9 +38,7 @@ def parse_pool(source: str | Mapping[str, Any]) -> InferencePool:
     document = _load_yaml(source) if isinstance(source, str) else dict(source)
     problems = _header_problems(document)
     try:
-        pool = _ADAPTER.validate_python(
-            {**document, "apiVersion": API_VERSION, "kind": KIND}
-        )
+        pool = _ADAPTER.validate_python({**document, "apiVersion": API_VERSION, "kind": KIND})
     except ValidationError as error:
         raise SpecError(problems + [_sentence(detail) for detail in error.errors()]) from None
     if problems:
@@ -65,9 +63,7 @@ def pool_hash(pool: InferencePool) -> str:
 def with_overrides(pool: InferencePool, settings: Sequence[str]) -> InferencePool:
     """The pool with `path.to.field=value` settings applied, paths relative to `spec`."""
     mapping = copy.deepcopy(pool_to_mapping(pool))
-    problems = [
-        problem for setting in settings if (problem := _override(mapping["spec"], setting))
-    ]
+    problems = [problem for setting in settings if (problem := _override(mapping["spec"], setting))]
     if problems:
         raise SpecError(problems)
     return parse_pool(mapping)
@@ -107,9 +103,7 @@ def _construct_unique(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[
     return loader.construct_mapping(node, deep=True)
 
 
-_UniqueKeyLoader.add_constructor(
-    yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_unique
-)
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_unique)
 
 
 def _load_yaml(text: str) -> dict[str, Any]:
@@ -151,8 +145,10 @@ def _sentence(detail: ErrorDetails) -> str:
         return f"{path}: is missing: add it."
     if kind == "value_error":
         demand = str(context["error"])
-        return f"{path}: {demand}." if isinstance(detail["input"], Mapping) else (
-            f"{path}: {demand}, not {given}."
+        return (
+            f"{path}: {demand}."
+            if isinstance(detail["input"], Mapping)
+            else (f"{path}: {demand}, not {given}.")
         )
     if kind == "literal_error":
         return f"{path}: must be {context['expected']}, not {given}."

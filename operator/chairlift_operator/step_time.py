@@ -161,9 +161,7 @@ def means_between(history: History, since_s: float) -> StepMeans | None:
     return StepMeans(steps, busy_s / steps, decodes / steps, prefill / steps, kv / steps)
 
 
-def learn(
-    model: StepTimeModel, means: StepMeans, step_tokens: int, now_s: float
-) -> StepTimeModel:
+def learn(model: StepTimeModel, means: StepMeans, step_tokens: int, now_s: float) -> StepTimeModel:
     """One update. `step_tokens` is the budget that was in force during these steps."""
     model = _explore(model, means, step_tokens, now_s)
     x = _regressors(means.num_decodes, means.prefill_tokens, means.kv_tokens)
@@ -244,11 +242,7 @@ def _explore(
     seen = Explored(now_s, means.num_decodes, step_tokens if filled else mean_tokens)
     kept = [e for e in model.explored if e.at_s > now_s - EXPLORED_FOR_S]
     # What a later, larger reading covers in both respects need not be kept.
-    kept = [
-        e
-        for e in kept
-        if e.num_decodes > seen.num_decodes or e.step_tokens > seen.step_tokens
-    ]
+    kept = [e for e in kept if e.num_decodes > seen.num_decodes or e.step_tokens > seen.step_tokens]
     return replace(model, explored=(*kept, seen))
 
 

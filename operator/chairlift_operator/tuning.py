@@ -148,9 +148,7 @@ def _step_tokens_by_model(
         for decodes in law.decodes_to_plan_for(given.demand, batch_size)
     )
     checked_at = min(max(proposed, floor), current * law.GROWTH)
-    if not given.model.trusted_at(
-        decodes, max(0.0, checked_at - decodes), decodes * context
-    ):
+    if not given.model.trusted_at(decodes, max(0.0, checked_at - decodes), decodes * context):
         return None
     limits = _limits(given, given.step_bounds, floor, current, given.model.largest_step_tokens)
     after = law.guarded(current, proposed, limits, given.state.step_move, given.now_s)

@@ -147,8 +147,14 @@ def attainment_over(
     if good + bad <= 0 or independent <= 0:
         return None
     share = bad / (good + bad)
-    return Attainment(share, *wilson_bounds(share, independent), good + bad, independent, window_s,
-                      low_sample=False)
+    return Attainment(
+        share,
+        *wilson_bounds(share, independent),
+        good + bad,
+        independent,
+        window_s,
+        low_sample=False,
+    )
 
 
 def attainment(

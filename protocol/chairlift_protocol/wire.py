@@ -44,7 +44,7 @@ INTERNAL_HEADERS: Final = (
     LEFT_MS_HEADER,
 )
 
-# Engine to gateway, on every response: the JSON of `Load`, so that a gateway learns without polling.
+# Engine to gateway, on every response: the JSON of `Load`, so that a gateway need not poll.
 LOAD_HEADER: Final = "x-chairlift-load"
-# Request fields that the engine does not know, comma-separated: accepted, never ignored in silence.
+# Request fields that the engine does not know, comma-separated: accepted, not ignored silently.
 IGNORED_FIELDS_HEADER: Final = "x-chairlift-ignored-fields"

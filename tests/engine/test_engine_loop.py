@@ -165,5 +165,3 @@ def test_a_snapshot_that_fails_does_not_end_the_loop(engine: Engine) -> None:
     failed = engine.request_snapshot(read)
     engine.step()
     assert isinstance(failed.exception(0), KeyError)
-
-

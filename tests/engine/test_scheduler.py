@@ -438,5 +438,3 @@ def test_the_gauges_follow_every_change() -> None:
     assert gauges.num_waiting == {INTERACTIVE: 0, BATCH: 1}
     assert gauges.waiting_prefill_tokens == 40
     assert gauges.oldest_arrival_s == {INTERACTIVE: None, BATCH: pytest.approx(0.002)}
-
-

@@ -83,7 +83,7 @@ class VirtualEngine:
         self.capacity = EngineCapacity(256, 8192, kv_tokens, 4096, 16)
         self.rng = random.Random(seed)
         self.now_s = 0.0
-        self.policy = Policy(Generation(0, 0), 256, 2048, 2048, 0.0, SloThresholds(3000.0, itl_ms))
+        self.policy = Policy(Generation(0, 0), 256, 2048, 2048, 1.0, SloThresholds(3000.0, itl_ms))
         self.reset()
 
     def reset(self) -> None:

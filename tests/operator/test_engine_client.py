@@ -19,15 +19,21 @@ from chairlift_protocol.policy import Generation, Policy, SloThresholds
 
 START = Policy(Generation(0, 0), 64, 2048, 2048, 0.0, SloThresholds(500.0, 50.0))
 WANTED = replace(START, generation=Generation(1, 1), batch_size=16)
-METRICS = "\n".join(
-    f"{name} 0"
-    for name in (
-        "chairlift_step_seconds_total", "chairlift_steps_total",
-        "chairlift_step_decode_seqs_total", "chairlift_step_prefill_tokens_total",
-        "chairlift_step_kv_tokens_total", "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
+METRICS = (
+    "\n".join(
+        f"{name} 0"
+        for name in (
+            "chairlift_step_seconds_total",
+            "chairlift_steps_total",
+            "chairlift_step_decode_seqs_total",
+            "chairlift_step_prefill_tokens_total",
+            "chairlift_step_kv_tokens_total",
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+        )
     )
-) + "\n"
+    + "\n"
+)
 
 
 class FakeEngine:
@@ -57,10 +63,19 @@ class FakeEngine:
                 return web.json_response({"error": {"message": "older"}}, status=409)
             if self.mood != "forgetful":
                 self.policy = policy
-        capacity = {"batch_size": 64, "step_tokens": 2048, "kv_tokens": 65536,
-                    "model_length_tokens": 4096, "block_tokens": 16}
-        body = {"desired": self.policy.to_json(), "effective": self.policy.to_json(),
-                "observed": {}, "capacity": {} if self.mood == "odd" else capacity}
+        capacity = {
+            "batch_size": 64,
+            "step_tokens": 2048,
+            "kv_tokens": 65536,
+            "model_length_tokens": 4096,
+            "block_tokens": 16,
+        }
+        body = {
+            "desired": self.policy.to_json(),
+            "effective": self.policy.to_json(),
+            "observed": {},
+            "capacity": {} if self.mood == "odd" else capacity,
+        }
         return web.json_response(body)
 
 

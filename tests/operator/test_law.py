@@ -19,12 +19,24 @@ costs_of = st.builds(
 
 
 def _seen(share: float, independent: float = 500) -> Attainment:
-    return Attainment(share, *wilson_bounds(share, independent), independent * 8, independent, 15,
-                      low_sample=False)
+    return Attainment(
+        share,
+        *wilson_bounds(share, independent),
+        independent * 8,
+        independent,
+        15,
+        low_sample=False,
+    )
 
 
-@given(costs_of, st.floats(0.01, 1), st.floats(0, 20), st.floats(1, 4000),
-       st.sampled_from([f.name for f in fields(StepCosts)]), st.floats(1, 10))
+@given(
+    costs_of,
+    st.floats(0.01, 1),
+    st.floats(0, 20),
+    st.floats(1, 4000),
+    st.sampled_from([f.name for f in fields(StepCosts)]),
+    st.floats(1, 10),
+)
 def test_batch_size_never_grows_with_any_cost_and_never_shrinks_with_the_objective(
     costs: StepCosts, target_s: float, ratio: float, context: float, part: str, factor: float
 ) -> None:
@@ -63,12 +75,27 @@ def test_contexts_of_the_batch_fit_the_memory_and_preemptions_make_room(
     assert law.batch_size_for_memory(kv_tokens, context, preempting=True) <= size
 
 
-@given(st.integers(1, 4096), st.floats(0, 1e6) | st.just(math.inf), st.integers(1, 500),
-       st.integers(0, 3000), st.integers(0, 500), st.booleans(), st.booleans(),
-       st.floats(0, 100), st.sampled_from(Direction))
+@given(
+    st.integers(1, 4096),
+    st.floats(0, 1e6) | st.just(math.inf),
+    st.integers(1, 500),
+    st.integers(0, 3000),
+    st.integers(0, 500),
+    st.booleans(),
+    st.booleans(),
+    st.floats(0, 100),
+    st.sampled_from(Direction),
+)
 def test_no_move_leaves_the_bounds_outgrows_its_ceiling_or_rises_when_it_may_not(
-    current: int, proposed: float, low: int, extra: int, raised: int, may_grow: bool,
-    urgent: bool, age_s: float, direction: Direction
+    current: int,
+    proposed: float,
+    low: int,
+    extra: int,
+    raised: int,
+    may_grow: bool,
+    urgent: bool,
+    age_s: float,
+    direction: Direction,
 ) -> None:
     bounds = Bounds(low, low + extra)
     limits = MoveLimits(bounds, bounds.clamp(low + raised), 1.5 * current, may_grow, urgent)

@@ -66,7 +66,10 @@ def test_an_earlier_controllers_policy_is_adopted_not_reset(
 ) -> None:
     engine = make_engine(REFERENCE)
     engine.policy = replace(
-        engine.policy, generation=Generation(1, 40), batch_size=77, step_tokens=500,
+        engine.policy,
+        generation=Generation(1, 40),
+        batch_size=77,
+        step_tokens=500,
         chunk_tokens=500,
     )
     made = plan(make_pool(), _snapshot(engine.snapshot(), at_s=1), Memory.start(term=1), 1)
@@ -133,8 +136,9 @@ def test_bounds_hold_on_every_tick_even_without_any_metric(
     made = plan(make_pool(), _snapshot(engine.snapshot(), at_s=1), Memory.start(), 1)
     _obeying(made, engine)
     blind = replace(engine.snapshot(), sample=None, sampled_at_s=None, scrape_failure="refused")
-    made = plan(make_pool(batch=(20, 30), step=(300, 400)), _snapshot(blind, at_s=6),
-                made.memory, 6)
+    made = plan(
+        make_pool(batch=(20, 30), step=(300, 400)), _snapshot(blind, at_s=6), made.memory, 6
+    )
     assert (made.actions[0].policy.batch_size, made.actions[0].policy.step_tokens) == (20, 300)
 
 
@@ -210,24 +214,33 @@ def test_a_newcomer_starts_from_what_served_well_beside_it(
     seen = _snapshot(engine.snapshot(), newcomer.snapshot("chat-1"), at_s=6)
     (action,) = plan(pool, seen, memory, 6).actions
     assert (action.replica, action.policy.batch_size, action.policy.step_tokens) == (
-        "chat-1", 40, 600,
+        "chat-1",
+        40,
+        600,
     )
 
 
 SPOILT = [math.nan, math.inf, -math.inf, -1.0, 0.0, None]
 GAUGES_TRULY_ZERO = {"num_running", "num_waiting"}
-NUMBERS = [f.name for f in fields(EngineSample)
-           if f.name not in ("slo_counts", "policy_generation", "rejected")]
+NUMBERS = [
+    f.name
+    for f in fields(EngineSample)
+    if f.name not in ("slo_counts", "policy_generation", "rejected")
+]
 
 
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(spoilt=st.dictionaries(st.sampled_from(NUMBERS), st.sampled_from(SPOILT), min_size=1),
-       drop_events=st.booleans())
+@given(
+    spoilt=st.dictionaries(st.sampled_from(NUMBERS), st.sampled_from(SPOILT), min_size=1),
+    drop_events=st.booleans(),
+)
 def test_no_broken_number_ever_raises_a_limit(
-    make_pool: Make, warmed: tuple[Any, Memory, float], spoilt: dict[str, float | None],
-    drop_events: bool
+    make_pool: Make,
+    warmed: tuple[Any, Memory, float],
+    spoilt: dict[str, float | None],
+    drop_events: bool,
 ) -> None:
     seen, memory, now_s = warmed
     rejected = tuple(n for n, v in spoilt.items() if v is not None and _as_parsed(v) is None)
@@ -306,3 +319,11 @@ def test_two_minutes_of_darkness_hold_then_step_back_once_and_never_raise(
     assert sum(t.bad for t in after) <= 0.05 * sum(t.good + t.bad for t in after)
 
 
+def test_an_engine_starts_with_the_first_policy_that_would_be_pushed(
+    make_pool: Make, make_engine: Make
+) -> None:
+    pool = make_pool(batch=(1, 12))
+    first = first_policy(pool)
+    made = plan(pool, _snapshot(make_engine(REFERENCE).snapshot(), at_s=1), Memory.start(), 1)
+    assert replace(made.actions[0].policy, generation=first.generation) == first
+    assert first.generation < made.actions[0].policy.generation

@@ -14,10 +14,16 @@ from chairlift_operator.windows import History
 
 def _history(finished: float, running: float, prefilled: float, decoded: float) -> History:
     zero = {"step_seconds": 0.0, "num_steps": 0.0, "num_waiting": 0.0}
-    first = EngineSample(**zero, step_decode_seqs=0, step_prefill_tokens=0, num_finished=0,
-                         num_running=0)
-    last = EngineSample(**zero, step_decode_seqs=decoded, step_prefill_tokens=prefilled,
-                        num_finished=finished, num_running=running)
+    first = EngineSample(
+        **zero, step_decode_seqs=0, step_prefill_tokens=0, num_finished=0, num_running=0
+    )
+    last = EngineSample(
+        **zero,
+        step_decode_seqs=decoded,
+        step_prefill_tokens=prefilled,
+        num_finished=finished,
+        num_running=running,
+    )
     return History().with_sample(0, first).with_sample(60, last)
 
 
@@ -49,8 +55,11 @@ def test_context_is_memory_in_use_over_running_sequences(
     [
         (None, None, "no metrics were read"),
         (EngineSample(), 100.0, "series chairlift_step_seconds_total is absent"),
-        (EngineSample(rejected=("chairlift_steps_total",)), 100.0,
-         "chairlift_steps_total is NaN, infinite or negative"),
+        (
+            EngineSample(rejected=("chairlift_steps_total",)),
+            100.0,
+            "chairlift_steps_total is NaN, infinite or negative",
+        ),
         (EngineSample(*[1.0] * 7), 60.0, "the last sample is 40 s old"),
         (EngineSample(*[1.0] * 7), 99.0, None),
     ],

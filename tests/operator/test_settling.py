@@ -18,8 +18,12 @@ LAPTOP = StepCosts(85e-3, 1.5e-3, 2.5e-3, 2e-8)
 
 
 def _scaled(costs: StepCosts, factor: float) -> StepCosts:
-    return StepCosts(costs.fixed_s * factor, costs.decode_s * factor, costs.prefill_s * factor,
-                     costs.kv_s * factor)
+    return StepCosts(
+        costs.fixed_s * factor,
+        costs.decode_s * factor,
+        costs.prefill_s * factor,
+        costs.kv_s * factor,
+    )
 
 
 FAST, SLOW = _scaled(REFERENCE, 0.45), _scaled(REFERENCE, 1.6)
@@ -29,8 +33,9 @@ PRIORS = {"cold": None, "of the reference": REFERENCE, "of a laptop": LAPTOP, "o
 
 def _setting(name: str, make_pool: Make, make_engine: Make, make_lengths: Make, **more: Any) -> Any:
     if name == "laptop":
-        engine = make_engine(LAPTOP, itl_ms=300, lengths=make_lengths(250, 80), kv_tokens=65536,
-                             **more)
+        engine = make_engine(
+            LAPTOP, itl_ms=300, lengths=make_lengths(250, 80), kv_tokens=65536, **more
+        )
         return make_pool(itl_s=0.3, batch=(1, 64), step=(32, 2048)), engine
     return make_pool(), make_engine(HARDWARE[name], **more)
 
@@ -54,7 +59,12 @@ def _reversals(ticks: list[Any]) -> int:
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("name", HARDWARE)
 def test_a_saturated_engine_settles_inside_its_objective_on_any_hardware(
-    make_pool: Make, make_engine: Make, make_lengths: Make, close_loop: Make, name: str, prior: str,
+    make_pool: Make,
+    make_engine: Make,
+    make_lengths: Make,
+    close_loop: Make,
+    name: str,
+    prior: str,
     seed: int,
 ) -> None:
     pool, engine = _setting(name, make_pool, make_engine, make_lengths, seed=seed)
@@ -122,7 +132,8 @@ def test_an_engine_that_restarts_gets_its_policy_back_and_no_wild_rate(
     ticks = list(close_loop(pool, fresh, last.plan.memory, 200.0))
     (action,) = ticks[0].plan.actions
     assert (action.policy.batch_size, action.policy.step_tokens) == (
-        wanted.batch_size, wanted.step_tokens,
+        wanted.batch_size,
+        wanted.step_tokens,
     )
     assert _share_bad(ticks[1:]) <= 0.05
 

@@ -56,33 +56,57 @@ def test_the_example_pool_is_accepted() -> None:
     [
         (_with("  batchsize: 3\n"), "spec.batchsize: is not a field here"),
         (_with("  interactive: {batch_size: {min: 2}}\n"), "did you mean batchSize?"),
-        (_with("  interactive: {slo: {interTokenLatency: {treshold: 1s, threshold: 1s}}}\n"),
-         "spec.interactive.slo.interTokenLatency.treshold: is not a field here; did you mean "
-         "threshold?"),
+        (
+            _with("  interactive: {slo: {interTokenLatency: {treshold: 1s, threshold: 1s}}}\n"),
+            "spec.interactive.slo.interTokenLatency.treshold: is not a field here; did you mean "
+            "threshold?",
+        ),
         (_with("  batch: {}\n"), "spec.batch: is not a field here: remove it; known here: model"),
-        (_with("  interactive: {batchSize: {min: 9, max: 4}}\n"),
-         "spec.interactive.batchSize: min 9 is above max 4: lower min or raise max."),
-        (_with("  interactive: {batchSize: {max: 128}, stepTokens: {max: 100}}\n"),
-         "spec.interactive: batchSize.max 128 is above stepTokens.max 100"),
-        (_with("  interactive: {stepTokens: {min: 8}}\n"),
-         "spec.interactive.stepTokens.min: must be greater than or equal to 16, not 8."),
-        (_with("  interactive: {batchSize: {min: '4'}}\n"),
-         "spec.interactive.batchSize.min: must be integer, not '4'."),
-        (_with("  interactive: {slo: {interTokenLatency: {threshold: 300}}}\n"),
-         "threshold: must be a duration with its unit, such as 500ms, 2s or 10m, not 300."),
-        (_with("  interactive: {slo: {interTokenLatency: {threshold: 0s}}}\n"),
-         "threshold: must be greater than 0, not '0s'."),
-        (_with("  interactive: {slo: {interTokenLatency: {threshold: 1s, objective: 100}}}\n"),
-         "objective: must be less than 100, not 100."),
+        (
+            _with("  interactive: {batchSize: {min: 9, max: 4}}\n"),
+            "spec.interactive.batchSize: min 9 is above max 4: lower min or raise max.",
+        ),
+        (
+            _with("  interactive: {batchSize: {max: 128}, stepTokens: {max: 100}}\n"),
+            "spec.interactive: batchSize.max 128 is above stepTokens.max 100",
+        ),
+        (
+            _with("  interactive: {stepTokens: {min: 8}}\n"),
+            "spec.interactive.stepTokens.min: must be greater than or equal to 16, not 8.",
+        ),
+        (
+            _with("  interactive: {batchSize: {min: '4'}}\n"),
+            "spec.interactive.batchSize.min: must be integer, not '4'.",
+        ),
+        (
+            _with("  interactive: {slo: {interTokenLatency: {threshold: 300}}}\n"),
+            "threshold: must be a duration with its unit, such as 500ms, 2s or 10m, not 300.",
+        ),
+        (
+            _with("  interactive: {slo: {interTokenLatency: {threshold: 0s}}}\n"),
+            "threshold: must be greater than 0, not '0s'.",
+        ),
+        (
+            _with("  interactive: {slo: {interTokenLatency: {threshold: 1s, objective: 100}}}\n"),
+            "objective: must be less than 100, not 100.",
+        ),
         (_with("  mode: enforce\n"), "spec.mode: must be 'Enforce' or 'Recommend', not 'enforce'."),
         (_with("  metrics: {source: Prometheus}\n"), "spec.metrics.source: must be 'Direct'"),
         (_with("  interactive: 3\n"), "spec.interactive: must be an object with fields, not 3."),
-        (_with("  runtime: {simulator: {profile: fast}}\n"),
-         "spec.runtime: simulator only works with 'engine: simulator'"),
-        (_with("  runtime: {engine: simulator, simulator: {profile: quick}}\n"),
-         "spec.runtime.simulator.profile: must be 'reference', 'fast' or 'slow', not 'quick'."),
-        (_with("  runtime: {engine: simulator, simulator: {profile: {a: 1ms, b: 1ms, c: 1ms}}}\n"),
-         "spec.runtime.simulator.profile.d: is missing: add it."),
+        (
+            _with("  runtime: {simulator: {profile: fast}}\n"),
+            "spec.runtime: simulator only works with 'engine: simulator'",
+        ),
+        (
+            _with("  runtime: {engine: simulator, simulator: {profile: quick}}\n"),
+            "spec.runtime.simulator.profile: must be 'reference', 'fast' or 'slow', not 'quick'.",
+        ),
+        (
+            _with(
+                "  runtime: {engine: simulator, simulator: {profile: {a: 1ms, b: 1ms, c: 1ms}}}\n"
+            ),
+            "spec.runtime.simulator.profile.d: is missing: add it.",
+        ),
         (MINIMAL.replace("cache://m", "s3://m"), "spec.model.source: must look like hf://"),
         (MINIMAL.replace("v1alpha1", "v2"), "apiVersion: is 'chairlift.dev/v2': this version take"),
         (MINIMAL.replace("kind: InferencePool\n", ""), "kind: is missing: add 'kind: Inference"),
@@ -149,10 +173,17 @@ def test_a_duration_is_spelled_so_that_it_parses_back_exactly(duration_s: float)
 
 
 @settings(deadline=None)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-                    lambda inner: st.lists(inner, max_size=3)
-                    | st.dictionaries(st.sampled_from(["spec", "model", "name", "interactive"]),
-                                      inner, max_size=3)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["spec", "model", "name", "interactive"]), inner, max_size=3
+            )
+        ),
+    )
+)
 def test_any_other_document_is_refused_and_never_crashes(document: object) -> None:
     with pytest.raises(SpecError):
         parse_pool({"spec": document, "metadata": document})

@@ -53,8 +53,9 @@ def test_a_cold_model_predicts_within_ten_percent_after_a_dozen_ticks(
 @pytest.mark.parametrize("factor", [0.02, 0.45, 1.6, 30.0])
 def test_a_wrong_prior_is_unlearned_within_ten_ticks(factor: float) -> None:
     rng = random.Random(4)
-    prior = StepCosts(*(factor * part for part in
-                        (CPU.fixed_s, CPU.decode_s, CPU.prefill_s, CPU.kv_s)))
+    prior = StepCosts(
+        *(factor * part for part in (CPU.fixed_s, CPU.decode_s, CPU.prefill_s, CPU.kv_s))
+    )
     model = _taught(StepTimeModel.from_prior(prior), CPU, 10, rng, 0.3)
     assert model.costs is not None
     assert model.costs.step_s(10, 50, 5000) == pytest.approx(CPU.step_s(10, 50, 5000), rel=0.15)
@@ -74,9 +75,12 @@ def test_one_odd_reading_changes_nothing_and_three_are_believed() -> None:
 def test_a_slower_machine_is_followed() -> None:
     rng = random.Random(6)
     model = _taught(StepTimeModel(), REFERENCE, 40, rng)
-    slower = StepCosts(*(1.25 * part for part in
-                         (REFERENCE.fixed_s, REFERENCE.decode_s, REFERENCE.prefill_s,
-                          REFERENCE.kv_s)))
+    slower = StepCosts(
+        *(
+            1.25 * part
+            for part in (REFERENCE.fixed_s, REFERENCE.decode_s, REFERENCE.prefill_s, REFERENCE.kv_s)
+        )
+    )
     model = _taught(model, slower, 9, rng)
     assert model.costs is not None
     assert model.costs.step_s(30, 200, 30000) == pytest.approx(
@@ -84,8 +88,13 @@ def test_a_slower_machine_is_followed() -> None:
     )
 
 
-@given(st.lists(st.tuples(st.floats(1e-4, 10), st.floats(0, 500), st.floats(0, 8000),
-                          st.floats(0, 1e6)), min_size=1, max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.floats(1e-4, 10), st.floats(0, 500), st.floats(0, 8000), st.floats(0, 1e6)),
+        min_size=1,
+        max_size=12,
+    )
+)
 def test_coefficients_are_never_negative_or_unbounded(
     readings: list[tuple[float, float, float, float]],
 ) -> None:
@@ -111,8 +120,13 @@ def test_what_was_explored_long_ago_is_no_licence_any_more() -> None:
 
 
 def _sums(steps: float, busy_s: float) -> EngineSample:
-    return EngineSample(step_seconds=busy_s, num_steps=steps, step_decode_seqs=8 * steps,
-                        step_prefill_tokens=20 * steps, step_kv_tokens=500 * steps)
+    return EngineSample(
+        step_seconds=busy_s,
+        num_steps=steps,
+        step_decode_seqs=8 * steps,
+        step_prefill_tokens=20 * steps,
+        step_kv_tokens=500 * steps,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""Where a model's files are: turns `spec.model.source` into a local folder.
+
+Reads no weights and imports no torch. Called by the engine's entry point, by local mode and by
+`chairlift model get`, which fills the cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+CACHE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+# Weights as safetensors only: pickles run code, and the other formats are the same weights again.
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+
+
+class ModelSourceError(ValueError):
+    """The source names no model that can be read; the message says what to change."""
+
+
+def cache_root() -> Path:
+    """$CHAIRLIFT_CACHE, else the platform's cache folder."""
+    if given := os.environ.get("CHAIRLIFT_CACHE"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "chairlift"
+
+
+def cached_model_dir(name: str) -> Path:
+    """Where a model of this name lies in the cache, present or not."""
+    if not CACHE_NAME.fullmatch(name):
+        raise ModelSourceError(
+            f"model.source: 'cache://{name}' must name a model by letters, digits, '.', '_' and '-'"
+        )
+    return cache_root() / "models" / name
+
+
+def resolve(source: str) -> Path:
+    """The folder that holds config.json, tokenizer and weights. May download (hf://)."""
+    scheme, separator, rest = source.partition("://")
+    if separator and rest:
+        match scheme:
+            case "cache":
+                return _from_cache(rest)
+            case "file":
+                return _from_file(rest)
+            case "hf":
+                return _from_hub(rest)
+    raise ModelSourceError(
+        f"model.source: must be hf://owner/name[@revision], file:///path or cache://name, "
+        f"not {source!r}"
+    )
+
+
+def _from_cache(name: str) -> Path:
+    folder = cached_model_dir(name)
+    if not (folder / "config.json").is_file():
+        raise ModelSourceError(
+            f"model.source: {folder} does not exist; run `chairlift model get {name}` first"
+        )
+    return folder
+
+
+def _from_file(path: str) -> Path:
+    folder = Path(path)
+    if not folder.is_absolute():
+        raise ModelSourceError(f"model.source: 'file://{path}' must hold an absolute path")
+    if not (folder / "config.json").is_file():
+        raise ModelSourceError(f"model.source: {folder} holds no config.json")
+    return folder
+
+
+def _from_hub(reference: str) -> Path:
+    match = HUB_ID.fullmatch(reference)
+    if match is None:
+        raise ModelSourceError(
+            f"model.source: 'hf://{reference}' must look like hf://owner/name or "
+            "hf://owner/name@revision"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            match["id"], revision=match["revision"], allow_patterns=list(HUB_FILES)
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelSourceError(
+            f"model.source: hf://{reference} could not be downloaded ({type(error).__name__}); "
+            "check the id, HF_TOKEN for gated models, and HF_ENDPOINT behind a mirror"
+        ) from error
+    return Path(folder)

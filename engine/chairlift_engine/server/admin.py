@@ -1,0 +1,143 @@
+"""The admin port: live policy, drain and state, for whoever holds the admin token.
+
+Without a token file nobody has that token, and every call is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chairlift_engine import request as requests
+from chairlift_engine.clock import Clock
+from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
+from chairlift_engine.server import errors
+from chairlift_engine.server.body_reader import parse_object, receive_body
+from chairlift_engine.server.errors import ApiError
+from chairlift_engine.server.origin import same_secret
+from chairlift_engine.server.replica import Replica, Serving
+from chairlift_protocol import wire
+from chairlift_protocol.policy import Policy, PolicyError
+
+Json = dict[str, Any]
+
+
+def admin_app(replica: Replica, admin_token: str | None, clock: Clock) -> ASGIApp:
+    app = FastAPI(openapi_url=None)
+    errors.install(app)
+    _add_policy(app, replica)
+
+    @app.post(wire.ADMIN_DRAIN_PATH)
+    async def drain() -> Response:
+        replica.draining = True
+        return JSONResponse({"draining": True, "num_left": replica.num_in_flight})
+
+    @app.get(wire.ADMIN_STATE_PATH)
+    async def state() -> Response:
+        serving = replica.serving
+        read = partial(_state, now_s=clock.now_s())
+        body = await serving.answered(serving.engine.request_snapshot(read))
+        heartbeat_age_s = clock.now_s() - serving.engine.heartbeat_s
+        known = {"draining": replica.draining, "num_in_flight": replica.num_in_flight}
+        return JSONResponse({**known, "heartbeat_age_s": round(heartbeat_age_s, 3), **body})
+
+    return _Guard(app, admin_token)
+
+
+def _add_policy(app: FastAPI, replica: Replica) -> None:
+    # Accepted but perhaps not in force yet: the engine takes it between two steps.
+    desired: list[Policy] = []
+
+    @app.get(wire.ADMIN_POLICY_PATH)
+    async def read_policy() -> Response:
+        serving = replica.serving
+        return JSONResponse(_policy_answer(desired[0] if desired else serving.policy, serving))
+
+    @app.patch(wire.ADMIN_POLICY_PATH)
+    async def write_policy(request: Request) -> Response:
+        serving = replica.serving
+        try:
+            policy = Policy.from_json(parse_object(await receive_body(request)))
+            accepted = await serving.answered(serving.engine.request_policy(policy))
+        except (PolicyError, PolicyOutOfRange) as error:
+            raise ApiError(400, str(error), code="invalid_policy") from None
+        except StalePolicy as error:
+            raise ApiError(409, str(error), code="stale_policy") from None
+        desired[:] = [accepted]
+        return JSONResponse(_policy_answer(accepted, serving))
+
+
+def _policy_answer(desired: Policy, serving: Serving) -> Json:
+    """`observed` may exceed `effective` for a while: a lowered batch size drains."""
+    gauges = serving.bridge.gauges
+    return {
+        "desired": desired.to_json(),
+        "effective": serving.policy.to_json(),
+        "observed": {
+            "num_running": gauges.num_running,
+            "num_waiting": gauges.num_waiting,
+            "free_kv_tokens": gauges.num_free_blocks * serving.capacity.block_tokens,
+        },
+        "capacity": {
+            "batch_size": serving.capacity.batch_size,
+            "step_tokens": serving.capacity.step_tokens,
+            "kv_tokens": serving.capacity.kv_tokens,
+            "block_tokens": serving.capacity.block_tokens,
+            "model_length_tokens": serving.capacity.model_length_tokens,
+        },
+    }
+
+
+def _state(scheduler: Scheduler, now_s: float) -> Json:
+    """Read between two steps, on the engine's thread."""
+    residency = scheduler.residency
+    return {
+        "policy": scheduler.policy.to_json(),
+        "capacity": asdict(scheduler.capacity),
+        "num_free_blocks": residency.blocks.num_free,
+        "running": [_progress(request, now_s) for request in residency.running],
+        "waiting": [
+            _progress(request, now_s) for queue in residency.waiting.values() for request in queue
+        ],
+    }
+
+
+def _progress(request: requests.Request, now_s: float) -> Json:
+    return {
+        "id": request.id,
+        "class": request.request_class,
+        "tenant": request.tenant,
+        "age_s": round(now_s - request.arrival_s, 3),
+        "num_prompt_tokens": request.num_prompt_tokens,
+        "num_computed_tokens": request.num_computed_tokens,
+        "num_output_tokens": request.num_output_tokens,
+        "max_tokens": request.sampling.max_tokens,
+        "num_blocks": len(request.block_ids),
+        "num_preemptions": request.num_preemptions,
+    }
+
+
+class _Guard:
+    """Refuses every call without the token, before anything of it is read."""
+
+    def __init__(self, app: ASGIApp, admin_token: str | None) -> None:
+        self._app = app
+        self._admin_token = admin_token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._admits(Request(scope)):
+            refusal = ApiError(401, "admin calls need Authorization: Bearer <admin token>")
+            await refusal.response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _admits(self, request: Request) -> bool:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if self._admin_token is None or scheme.lower() != "bearer":
+            return False
+        return same_secret(token.strip(), self._admin_token)

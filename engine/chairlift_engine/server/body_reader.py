@@ -1,0 +1,92 @@
+"""From the bytes of a request to a checked body. Knows no tokenizer and no engine.
+
+`receive_body` bounds what a client may send; `parse` may take tens of milliseconds for a big body,
+so it runs off the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from chairlift_engine.server.bodies import Body
+from chairlift_engine.server.errors import ApiError, invalid
+
+MAX_BODY_BYTES: Final = 10 * 2**20
+# A client that is still sending does not read: what is over the bound is taken in and dropped, up
+# to here, so that it gets its answer rather than a reset connection.
+MAX_DROPPED_BYTES: Final = 4 * MAX_BODY_BYTES
+MAX_IGNORED_BYTES: Final = 1024
+
+B = TypeVar("B", bound=Body)
+
+
+async def receive_body(request: Request) -> bytes:
+    chunks: list[bytes] = []
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes <= MAX_BODY_BYTES:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+            if num_bytes > MAX_DROPPED_BYTES:
+                break
+    if num_bytes > MAX_BODY_BYTES:
+        raise ApiError(
+            413, f"the body must not exceed {MAX_BODY_BYTES} bytes", code="request_too_large"
+        )
+    return b"".join(chunks)
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def parse(raw: bytes, body: type[B]) -> B:
+    try:
+        return body.model_validate(parse_object(raw))
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0]) from None
+
+
+def ignored_header(names: list[str]) -> str:
+    """Bounded and plain ASCII, whatever the names are."""
+    text = ""
+    for name in names:
+        quoted = quote(name, safe="-_.", errors="replace")
+        if len(text) + len(quoted) > MAX_IGNORED_BYTES:
+            return f"{text},..." if text else "..."
+        text += f",{quoted}" if text else quoted
+    return text
+
+
+def _refusal(error: ErrorDetails) -> ApiError:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return invalid(name, "is missing")
+    message = error["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    if error["type"] != "value_error":
+        message += f", not {_shown(error['input'])}"
+    return invalid(name, message)
+
+
+def _shown(value: object) -> str:
+    """Short and printable: a client's own mistake, quoted back."""
+    return reprlib.repr(value).encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,108 @@
+"""What a client is told when something is refused or fails, in OpenAI's error shape.
+
+One exception type carries status, sentence and code; the apps turn it into a response, a stream
+into an error frame. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from chairlift_engine.request import FinishReason
+
+RETRY_AFTER_S: Final = 5
+
+
+class ApiError(Exception):
+    """`param` names the field at fault; `code` is for programs, the message for people."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    @property
+    def type(self) -> str:
+        if self.status == 401:
+            return "authentication_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        headers = {"retry-after": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def invalid(param: str, sentence: str, code: str | None = None) -> ApiError:
+    return ApiError(400, f"{param}: {sentence}", param=param, code=code)
+
+
+def unsupported(param: str) -> ApiError:
+    return ApiError(
+        400,
+        f"{param}: is not supported by this engine; leave it out",
+        param=param,
+        code="unsupported_parameter",
+    )
+
+
+def draining() -> ApiError:
+    return ApiError(503, "this engine is draining and takes no new work", code="draining")
+
+
+def loading() -> ApiError:
+    return ApiError(503, "the model is still loading", code="loading")
+
+
+def engine_failed() -> ApiError:
+    return ApiError(500, "the engine failed before the answer was complete", code="engine_failed")
+
+
+def engine_gone() -> ApiError:
+    return ApiError(503, "the engine failed and this process is ending", code="engine_failed")
+
+
+def interrupted(reason: FinishReason) -> ApiError:
+    """Why a request ended that neither its client nor its tokens ended."""
+    if reason is FinishReason.ERROR:
+        return engine_failed()
+    return ApiError(503, "the engine gave this request up to shut down", code="shutting_down")
+
+
+def install(app: FastAPI) -> None:
+    """Every refusal of this app has OpenAI's shape, also an unknown path's."""
+
+    async def on_api_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return ApiError(error.status_code, message).response()
+
+    async def on_bug(request: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, "the server failed to handle this request").response()
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)

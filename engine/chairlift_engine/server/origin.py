@@ -1,0 +1,70 @@
+"""Where a request came from: what the gateway says of it, believed only beside the internal token.
+
+Knows no bodies and no engine.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from chairlift_engine.server.errors import ApiError
+from chairlift_protocol.wire import (
+    CLASS_HEADER,
+    INTERNAL_TOKEN_HEADER,
+    TENANT_HEADER,
+    WAITED_MS_HEADER,
+    RequestClass,
+)
+
+ANONYMOUS: Final = "anonymous"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """arrival_s: when the request reached the gateway, on the engine's clock."""
+
+    arrival_s: float
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    tenant: str = ANONYMOUS
+
+
+def same_secret(given: str, secret: str) -> bool:
+    """Takes the same time wherever the two differ."""
+    return hmac.compare_digest(given.encode(errors="replace"), secret.encode())
+
+
+def origin_of(headers: Mapping[str, str], internal_token: str | None, now_s: float) -> Origin:
+    given = headers.get(INTERNAL_TOKEN_HEADER)
+    if given is None or internal_token is None or not same_secret(given, internal_token):
+        return Origin(now_s)
+    return Origin(
+        arrival_s=now_s - _waited_s(headers.get(WAITED_MS_HEADER)),
+        request_class=_class(headers.get(CLASS_HEADER)),
+        tenant=headers.get(TENANT_HEADER) or ANONYMOUS,
+    )
+
+
+def _waited_s(value: str | None) -> float:
+    if value is None:
+        return 0.0
+    try:
+        waited_ms = float(value)
+    except ValueError:
+        waited_ms = math.nan
+    if not 0 <= waited_ms < math.inf:
+        raise ApiError(400, f"{WAITED_MS_HEADER}: must be milliseconds of 0 or more, not {value!r}")
+    return waited_ms / 1e3
+
+
+def _class(value: str | None) -> RequestClass:
+    if value is None:
+        return RequestClass.INTERACTIVE
+    try:
+        return RequestClass(value)
+    except ValueError:
+        known = " or ".join(RequestClass)
+        raise ApiError(400, f"{CLASS_HEADER}: must be {known}, not {value!r}") from None

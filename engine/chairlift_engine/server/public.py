@@ -1,0 +1,133 @@
+"""The public port: OpenAI's completions and chat, and what a load balancer and Prometheus ask.
+
+Routes only: what a body means is in `order`, how it is answered in `answer`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from chairlift_engine.clock import Clock
+from chairlift_engine.server import errors
+from chairlift_engine.server.answer import Answer
+from chairlift_engine.server.body_reader import ignored_header, receive_body
+from chairlift_engine.server.order import Order, OrderTaker
+from chairlift_engine.server.origin import Origin, origin_of
+from chairlift_engine.server.replica import Replica
+from chairlift_engine.server.shapes import ChatShape, CompletionShape, Shape
+from chairlift_protocol import wire
+
+TakeOrder = Callable[[OrderTaker, bytes, Origin], Order]
+
+STARTED: Final = int(time.time())
+
+
+def public_app(replica: Replica, internal_token: str | None, clock: Clock) -> ASGIApp:
+    app = FastAPI(openapi_url=None)
+    errors.install(app)
+    _add_generation(app, replica, internal_token, clock)
+    _add_model(app, replica)
+    _add_health(app, replica)
+    return _Stamp(app, replica)
+
+
+def _add_generation(
+    app: FastAPI, replica: Replica, internal_token: str | None, clock: Clock
+) -> None:
+    async def answer(request: Request, take: TakeOrder, shape: Shape) -> Response:
+        serving = replica.serving
+        origin = origin_of(request.headers, internal_token, clock.now_s())
+        serving.metrics.observe_received(origin.request_class)
+        replica.check_open()
+        raw = await receive_body(request)
+        return Answer(replica, partial(take, serving.orders, raw, origin), shape)
+
+    @app.post(wire.COMPLETIONS_PATH)
+    async def completions(request: Request) -> Response:
+        return await answer(request, OrderTaker.completion, CompletionShape())
+
+    @app.post(wire.CHAT_COMPLETIONS_PATH)
+    async def chat_completions(request: Request) -> Response:
+        return await answer(request, OrderTaker.chat, ChatShape())
+
+
+def _add_model(app: FastAPI, replica: Replica) -> None:
+    @app.get(wire.MODELS_PATH)
+    async def models() -> Response:
+        serving = replica.serving
+        model = {
+            "id": serving.model_name,
+            "object": "model",
+            "created": STARTED,
+            "owned_by": "chairlift",
+            "max_model_len": serving.capacity.model_length_tokens,
+        }
+        return JSONResponse({"object": "list", "data": [model]})
+
+    @app.post(wire.TOKENIZE_PATH)
+    async def tokenize(request: Request) -> Response:
+        serving = replica.serving
+        raw = await receive_body(request)
+        tokens, ignored = await serving.in_pool(partial(serving.orders.tokens, raw))
+        body = {
+            "count": len(tokens),
+            "max_model_len": serving.capacity.model_length_tokens,
+            "tokens": tokens,
+        }
+        headers = {wire.IGNORED_FIELDS_HEADER: ignored_header(ignored)} if ignored else {}
+        return JSONResponse(body, headers=headers)
+
+
+def _add_health(app: FastAPI, replica: Replica) -> None:
+    @app.get(wire.LIVE_PATH)
+    async def live() -> Response:
+        return JSONResponse({"alive": replica.is_alive}, 200 if replica.is_alive else 503)
+
+    @app.get(wire.READY_PATH)
+    async def ready() -> Response:
+        reason = replica.not_ready_because
+        return JSONResponse({"ready": reason is None, "reason": reason}, 503 if reason else 200)
+
+    @app.get(wire.LOAD_PATH)
+    async def load() -> Response:
+        if (known := replica.load) is None:
+            raise errors.loading()
+        return JSONResponse(known.to_json())
+
+    @app.get(wire.METRICS_PATH)
+    async def metrics() -> Response:
+        return Response(replica.serving.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+class _Stamp:
+    """Every response says the replica's load, and echoes the request id that the client gave."""
+
+    def __init__(self, app: ASGIApp, replica: Replica) -> None:
+        self._app = app
+        self._replica = replica
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = Request(scope).headers.get(wire.REQUEST_ID_HEADER)
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if (load := self._replica.load) is not None:
+                    headers[wire.LOAD_HEADER] = load.to_header()
+                if request_id is not None:
+                    headers[wire.REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, stamped)

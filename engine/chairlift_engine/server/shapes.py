@@ -1,0 +1,105 @@
+"""The JSON of the two answers, whole and in chunks: completions and chat. Pure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+Json = dict[str, Any]
+
+DONE_FRAME = b"data: [DONE]\n\n"
+
+
+class Choice(NamedTuple):
+    text: str
+    finish_reason: str | None
+
+
+class Shape(Protocol):
+    whole_object: str
+    chunk_object: str
+
+    def opening(self, index: int) -> Json | None:
+        """A choice's first delta, before its first text."""
+        ...
+
+    def delta(self, index: int, text: str, finish_reason: str | None) -> Json: ...
+
+    def whole(self, index: int, choice: Choice) -> Json: ...
+
+
+class CompletionShape:
+    whole_object = chunk_object = "text_completion"
+
+    def opening(self, index: int) -> Json | None:
+        return None
+
+    def delta(self, index: int, text: str, finish_reason: str | None) -> Json:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def whole(self, index: int, choice: Choice) -> Json:
+        return self.delta(index, choice.text, choice.finish_reason)
+
+
+class ChatShape:
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, index: int) -> Json | None:
+        return self._choice(index, {"role": "assistant", "content": ""}, None)
+
+    def delta(self, index: int, text: str, finish_reason: str | None) -> Json:
+        return self._choice(index, {"content": text}, finish_reason)
+
+    def whole(self, index: int, choice: Choice) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _choice(self, index: int, delta: Json, finish_reason: str | None) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+class Document:
+    """The members that a whole answer and each of its chunks share."""
+
+    def __init__(self, order_id: str, model_name: str, shape: Shape) -> None:
+        self.shape = shape
+        self._id = order_id
+        self._model_name = model_name
+        self._created = int(time.time())
+
+    def whole(self, choices: Sequence[Choice], usage: Json) -> Json:
+        listed = [self.shape.whole(index, choice) for index, choice in enumerate(choices)]
+        return {**self._head(self.shape.whole_object, listed), "usage": usage}
+
+    def chunk(self, choices: list[Json], **usage: Json | None) -> bytes:
+        """One server-sent event; `usage` only where the client asked for it."""
+        return frame({**self._head(self.shape.chunk_object, choices), **usage})
+
+    def _head(self, object_name: str, choices: list[Json]) -> Json:
+        return {
+            "id": self._id,
+            "object": object_name,
+            "created": self._created,
+            "model": self._model_name,
+            "choices": choices,
+        }
+
+
+def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> Json:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+    }
+
+
+def frame(body: Json) -> bytes:
+    # ASCII only: some clients take U+2028 for the end of a line.
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"

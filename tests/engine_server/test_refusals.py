@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+REFUSED_FIELDS = [
+    ("prompt", ""),
+    ("prompt", []),
+    ("prompt", [[]]),
+    ("prompt", [""]),
+    ("prompt", None),
+    ("prompt", 5),
+    ("prompt", ["a", 1]),
+    ("prompt", [True]),
+    ("prompt", [1, 2.0]),
+    ("prompt", [1_000_000]),
+    ("prompt", [-1]),
+    ("prompt", [10**50]),
+    ("prompt", "a\0b"),
+    ("prompt", "\ud800"),
+    ("prompt", ["a"] * 1025),
+    ("model", None),
+    ("model", 3),
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("temperature", -0.1),
+    ("temperature", 10**400),
+    ("temperature", "1"),
+    ("temperature", True),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("top_p", float("nan")),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", "5"),
+    ("max_completion_tokens", 0),
+    ("n", 0),
+    ("n", 2),
+    ("n", 10**30),
+    ("stop", ["a", "b", "c", "d", "e"]),
+    ("stop", ""),
+    ("stop", 7),
+    ("stop", "\udfff"),
+    ("stop_token_ids", [1_000_000]),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", "1"),
+    ("seed", 2**63),
+    ("seed", 1.0),
+    ("stream", "yes"),
+    ("stream_options", 1),
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("response_format", {"type": "json_object"}),
+    ("logprobs", 1),
+    ("logprobs", True),
+    ("top_logprobs", 3),
+    ("logit_bias", {"1": 5}),
+    ("presence_penalty", 0.5),
+    ("frequency_penalty", -0.5),
+    ("echo", True),
+    ("suffix", "x"),
+    ("best_of", 2),
+    ("min_p", 0.1),
+    ("min_tokens", 3),
+    ("repetition_penalty", 1.1),
+    ("functions", [{"name": "f"}]),
+    ("audio", {"voice": "x"}),
+    ("modalities", ["text", "audio"]),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("name", "value"), REFUSED_FIELDS)
+def test_a_bad_field_is_refused_by_name(shared_engine, name, value, stream) -> None:
+    fields = {"stream": True} if stream else {}
+    response = shared_engine.complete(**{**fields, name: value})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(name) and len(error["message"]) < 300
+    assert error["param"].startswith(name)
+
+
+def test_stream_options_without_a_stream_are_refused(shared_engine) -> None:
+    response = shared_engine.complete(stream_options={"include_usage": True})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "stream_options"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "n": 1, "best_of": 1},
+        {"logprobs": None, "echo": False, "suffix": None, "logit_bias": {}},
+        {"logprobs": False, "tools": [], "response_format": {"type": "text"}, "min_p": 0.0},
+        {"store": True, "metadata": {}, "user": "me", "stop": [], "stop_token_ids": []},
+        {"temperature": None, "top_p": None, "top_k": -1, "seed": None, "stream": None},
+        {"temperature": 0, "top_p": 1, "top_k": 0, "seed": -5, "max_tokens": None},
+    ],
+)
+def test_values_that_change_nothing_are_accepted(shared_engine, fields) -> None:
+    response = shared_engine.complete(**fields)
+    assert response.status_code == 200, response.text
+    assert "x-chairlift-ignored-fields" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([{"content": "x"}], "messages.0.role"),
+        ([{"role": "robot", "content": "x"}], "messages.0.role"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([{"role": "user", "content": None}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages.0.content"),
+        ([{"role": "user", "content": "\ud800"}], "messages.0.content"),
+        ([{"role": "user", "content": "x", "tool_calls": [{}]}], "messages.0.tool_calls"),
+    ],
+)
+def test_bad_messages_are_refused_by_place(shared_engine, messages, param) -> None:
+    body = {"model": "echo", "messages": messages}
+    response = shared_engine.client.post("/v1/chat/completions", content=json.dumps(body))
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "must be a JSON object"),
+        (b"3", "must be a JSON object"),
+        (b"{", "not JSON"),
+        (b'{"model": "\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"model": ' + b"9" * 5000 + b"}", "not JSON"),
+    ],
+)
+def test_a_bad_body_is_refused_with_a_sentence(shared_engine, raw, sentence) -> None:
+    response = shared_engine.client.post("/v1/completions", content=raw)
+    assert response.status_code == 400
+    assert sentence in response.json()["error"]["message"]
+
+
+def test_a_body_over_ten_mebibytes_is_refused_and_the_engine_serves_on(shared_engine) -> None:
+    response = shared_engine.complete("x" * (10 * 2**20))
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+    assert shared_engine.complete("x").status_code == 200
+
+
+def test_an_unknown_model_is_not_served_by_the_one_that_is_there(shared_engine) -> None:
+    response = shared_engine.complete("x", model="lora")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "longest", "limit_says"),
+    [
+        ({"model_length_tokens": 32}, 31, "context length is 32 tokens"),
+        ({"num_blocks": 3, "block_tokens": 8}, 23, "KV cache holds 24 tokens"),
+    ],
+)
+def test_an_over_long_prompt_is_refused_with_both_numbers(
+    start_engine, capacity, longest, limit_says
+) -> None:
+    engine = start_engine(**capacity)
+    for num_tokens in (longest - 1, longest):
+        answer = engine.complete([97] * num_tokens)
+        assert answer.json()["usage"]["prompt_tokens"] == num_tokens
+    for response in (
+        engine.complete([97] * (longest + 1)),
+        engine.complete(["ok", "x" * (longest + 1)], stream=True),
+    ):
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert (error["type"], error["code"]) == (
+            "invalid_request_error",
+            "context_length_exceeded",
+        )
+        assert limit_says in error["message"]
+        assert f"{longest + 1} tokens" in error["message"] and f"{longest} fit" in error["message"]
+
+
+def test_a_thousand_refused_requests_hold_no_blocks(shared_engine) -> None:
+    everything = shared_engine.free_list()
+    too_long = json.dumps({"model": "echo", "prompt": [97] * 300})
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    request = f"{head}content-length: {len(too_long)}\r\n\r\n{too_long}"
+    with shared_engine.connect() as connection, connection.makefile("rb") as answers:
+        for _ in range(50):
+            connection.sendall(request.encode() * 20)
+            statuses = 0
+            while statuses < 20:
+                statuses += answers.readline().endswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert shared_engine.free_list() == everything
+
+
+def test_gateway_headers_are_believed_only_beside_the_internal_token(shared_engine) -> None:
+    name = 'chairlift_requests_received_total{class="batch"}'
+    before = shared_engine.metric(name)
+    says_batch = {"x-chairlift-class": "batch", "x-chairlift-waited-ms": "-1"}
+    for token in ({}, {"x-chairlift-internal-token": "guess"}):
+        headers = {**says_batch, **token}
+        assert shared_engine.complete("x", headers=headers).status_code == 200
+    assert shared_engine.metric(name) == before
+    right = {"x-chairlift-internal-token": "internal secret"}
+    refused = shared_engine.complete("x", headers={**says_batch, **right})
+    assert refused.status_code == 400
+    assert "x-chairlift-waited-ms" in refused.json()["error"]["message"]
+    assert (
+        shared_engine.complete("x", headers={**right, "x-chairlift-class": "batch"}).status_code
+        == 200
+    )
+    assert shared_engine.metric(name) == before + 1
+
+
+def test_time_waited_at_the_gateway_counts_into_ttft(shared_engine) -> None:
+    late = 'chairlift_slo_events_total{class="interactive",objective="ttft",result="bad"'
+    before = shared_engine.metric(late)
+    headers = {
+        "x-chairlift-internal-token": "internal secret",
+        "x-chairlift-waited-ms": "5000",
+    }
+    assert shared_engine.complete("x", headers=headers).status_code == 200
+    assert shared_engine.metric(late) == before + 1
