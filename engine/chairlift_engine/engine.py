@@ -22,7 +22,7 @@ from chairlift_protocol.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-IDLE_HEARTBEAT_S = 0.5
+IDLE_S = 0.5  # between two heartbeats of an engine that has nothing to do
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended: list[tuple[Request, FinishReason]] = []
         self._stopping = False
-        self._idle = True
+        self._wait_s = IDLE_S
 
     def request_add(self, request: Request) -> None:
         self._commands.put(lambda: self.scheduler.add(request))
@@ -120,11 +120,11 @@ class Engine:
 
     def step(self) -> None:
         """One turn of the loop. Waits for a command when there is nothing to compute."""
-        had_commands = self._take_commands(wait=self._idle)
+        had_commands = self._take_commands(self._wait_s)
         started_s = self.heartbeat_s = self._clock.now_s()
         plan = self.scheduler.schedule(started_s)
-        # Also idle when work waits that may not run yet: only a command can change that.
-        self._idle = not plan.chunks
+        # Also when work waits that may not run yet: a command or the plan's own time changes that.
+        self._wait_s = 0.0 if plan.chunks else min(plan.retry_after_s or IDLE_S, IDLE_S)
         if plan.chunks:
             self._compute(plan, started_s)
         elif had_commands:
@@ -153,11 +153,11 @@ class Engine:
         gauges = self.scheduler.residency.gauges()
         self._on_report(StepReport(now_s, tokens, ended, sums, num_preemptions, gauges))
 
-    def _take_commands(self, wait: bool) -> bool:
+    def _take_commands(self, wait_s: float) -> bool:
         taken = False
         try:
-            if wait:
-                self._commands.get(timeout=IDLE_HEARTBEAT_S)()
+            if wait_s > 0:
+                self._commands.get(timeout=wait_s)()
                 taken = True
             while True:
                 self._commands.get_nowait()()

@@ -91,9 +91,11 @@ class Residency:
             self.preempt(victim)
         return True
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, now_s: float) -> None:
         """Give a waiting request, for which there is room, its slot and its tokens' blocks."""
         self.waiting[request.request_class].remove(request)
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = now_s
         request.block_ids = self.blocks.allocate(self.blocks.blocks_for(request.num_tokens))
         insort(self.running, request, key=_service_order)
 

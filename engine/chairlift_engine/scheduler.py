@@ -16,6 +16,7 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.request import FinishReason, Request
 from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
 from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.static_batching import StaticBatching
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
 
@@ -43,13 +44,18 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes; decodes first. kv_tokens: context that its sequences attend to."""
+    """What one step computes; decodes first.
+
+    kv_tokens: context that its sequences attend to.
+    retry_after_s: with nothing to compute, when there will be without any new command.
+    """
 
     chunks: tuple[ScheduledChunk, ...]
     num_decode_seqs: int
     num_prefill_tokens: int
     kv_tokens: int
     num_preemptions: int
+    retry_after_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class Scheduler:
         check_range(policy, capacity)
         self.capacity = capacity
         self.residency = Residency(capacity, policy)
+        self._static = StaticBatching(self.residency)
         self._longest_tokens = min(capacity.model_length_tokens, capacity.kv_tokens)
 
     @property
@@ -99,30 +106,26 @@ class Scheduler:
                 f"{self.policy.generation.to_json()}, which is in force"
             )
         check_range(policy, self.capacity)
+        if policy.scheduling != self.policy.scheduling:
+            self._static = StaticBatching(self.residency)
         self.residency.policy = policy
 
     def schedule(self, now_s: float) -> StepPlan:
         """Plan the next step: preempt, grow, admit. `commit` must follow if it has chunks."""
         num_preemptions = self.residency.num_preemptions
-        if self.policy.batch_class_share == 0:
-            for request in self.residency.running_of(BATCH):
-                self.residency.preempt(request)
-        draft = _Draft(now_s, self.policy.step_tokens)
-        self._plan_decodes(draft)
-        self._plan_begun_prefills(draft, INTERACTIVE)
-        all_started = self._admit(draft, INTERACTIVE)
-        draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
-        self._plan_begun_prefills(draft, BATCH)
-        if all_started:  # what an interactive request waits for is not given to batch work
-            self._admit(draft, BATCH)
-        decodes = [c for c in draft.decodes if _still_holds(c)]
-        prefills = [c for c in draft.prefills if _still_holds(c)]
+        retry_after_s = None
+        if self.policy.scheduling == "static":
+            decodes, prefills = self._static.plan(now_s)
+            retry_after_s = self._static.fill_wait_left_s(now_s)
+        else:
+            decodes, prefills = self._plan_continuous(now_s)
         return StepPlan(
             chunks=(*decodes, *prefills),
             num_decode_seqs=len(decodes),
             num_prefill_tokens=sum(c.num_tokens for c in prefills),
             kv_tokens=sum(c.end for c in decodes) + sum(c.end for c in prefills),
             num_preemptions=self.residency.num_preemptions - num_preemptions,
+            retry_after_s=retry_after_s,
         )
 
     def commit(
@@ -138,8 +141,27 @@ class Scheduler:
                 events.append(self._append(chunk.request, next(tokens), now_s))
         finished = [e.request for e in events if e.finish_reason is not None]
         if finished:
+            if self.policy.scheduling == "static":
+                self._static.keep_rows(finished)
             self.residency.retire(finished)
         return tuple(events)
+
+    def _plan_continuous(self, now_s: float) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
+        """Decodes and prefills of the next step."""
+        if self.policy.batch_class_share == 0:
+            for request in self.residency.running_of(BATCH):
+                self.residency.preempt(request)
+        draft = _Draft(now_s, self.policy.step_tokens)
+        self._plan_decodes(draft)
+        self._plan_begun_prefills(draft, INTERACTIVE)
+        all_started = self._admit(draft, INTERACTIVE)
+        draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
+        self._plan_begun_prefills(draft, BATCH)
+        if all_started:  # what an interactive request waits for is not given to batch work
+            self._admit(draft, BATCH)
+        decodes = [c for c in draft.decodes if _still_holds(c)]
+        prefills = [c for c in draft.prefills if _still_holds(c)]
+        return decodes, prefills
 
     def _plan_decodes(self, draft: _Draft) -> None:
         """Every running request's next token, whatever the budget: a begun stream never stalls."""
@@ -172,7 +194,8 @@ class Scheduler:
             if num_tokens <= 0:
                 break
             if self.residency.make_room(request):
-                self._start(draft, request, num_tokens)
+                self.residency.start(request, draft.now_s)
+                draft.prefill(request, num_tokens)
                 for other in passed:
                     other.num_times_passed += 1
             else:
@@ -180,12 +203,6 @@ class Scheduler:
                 if request.num_times_passed >= MAX_TIMES_PASSED:
                     break
         return not passed
-
-    def _start(self, draft: _Draft, request: Request, num_tokens: int) -> None:
-        self.residency.start(request)
-        if request.first_scheduled_s is None:
-            request.first_scheduled_s = draft.now_s
-        draft.prefill(request, num_tokens)
 
     def _chunk_tokens(self, request: Request, budget_tokens: int) -> int:
         """Prefill tokens to compute now, at most the budget; 0 or less when it is too small.

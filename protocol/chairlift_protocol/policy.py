@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
+
+SCHEDULING: Final = ("continuous", "static")
 
 
 class PolicyError(ValueError):
@@ -47,6 +49,7 @@ class Policy:
     chunk_tokens: prefill tokens one request may take of a step.
     batch_class_share: 0..1 of batch size and step tokens that batch-class work may hold while
         interactive work leaves them free; 0 serves no batch-class work.
+    scheduling: "static" is the baseline for comparisons; it ignores step and chunk tokens.
     """
 
     generation: Generation
@@ -65,10 +68,8 @@ class Policy:
         slo = _object("slo", fields["slo"])
         _check_names("slo", slo, SloThresholds.__dataclass_fields__, optional=set())
         scheduling = fields.get("scheduling", "continuous")
-        if scheduling != "continuous":
-            raise PolicyError(
-                f"scheduling: this engine only knows 'continuous', not {scheduling!r}"
-            )
+        if scheduling not in SCHEDULING:
+            raise PolicyError(f"scheduling: must be one of {SCHEDULING}, not {scheduling!r}")
         return cls(
             generation=Generation.from_json(fields["generation"]),
             batch_size=_whole_number("batch_size", fields["batch_size"], minimum=1),

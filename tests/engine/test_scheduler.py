@@ -1,4 +1,4 @@
-"""What a step carries, who yields to whom, and that nothing is lost: through plans, without a model."""
+"""What a step carries, who yields to whom, and that nothing is lost: plans, without a model."""
 
 from __future__ import annotations
 

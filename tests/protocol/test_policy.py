@@ -39,7 +39,7 @@ def test_generations_order_by_leadership_first() -> None:
         ({"slo": 5}, "slo: must be a JSON object, not int"),
         ({"generation": 7}, r"generation: must be \[term, counter\], not 7"),
         ({"generation": [1, -1]}, "generation: must be a whole number of at least 0, not -1"),
-        ({"scheduling": "static"}, "scheduling: this engine only knows 'continuous'"),
+        ({"scheduling": "greedy"}, "scheduling: must be one of"),
         ({"burst": 3}, "policy: unknown field 'burst'; it takes generation, batch_size"),
     ],
 )

@@ -1,0 +1,88 @@
+"""`chairlift local` as a child process, started and stopped as a user would.
+
+Knows its command line and its "ready:" line. `ride` and the benchmarks call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from chairlift_cli.die_with_parent import bound
+
+READY: Final = "ready: "
+# Above the supervisor's own drain time, so that it is the supervisor that ends its children.
+STOP_S: Final = 60.0
+
+
+class LocalServerFailed(Exception):
+    """`chairlift local` ended when it should not have; the message holds what it said."""
+
+
+@asynccontextmanager
+async def local_server(
+    pool_file: Path,
+    journal_file: Path,
+    say: Callable[[str], None],
+    settings: Sequence[str] = (),
+) -> AsyncIterator[str]:
+    """Yield the gateway's base URL (without /v1) once it is ready; leave no process behind."""
+    command = [sys.executable, "-P", "-u", "-m", "chairlift_cli", "local", "-f", str(pool_file)]
+    command += ["--port", "0", "--no-live", "--journal", str(journal_file)]
+    for setting in settings:
+        command += ["--set", setting]
+    # A session of its own: Ctrl-C reaches us alone, and we end it in order.
+    process = await asyncio.create_subprocess_exec(
+        *bound(command, signal.SIGTERM), stdout=PIPE, stderr=STDOUT, start_new_session=True
+    )
+    try:
+        url = await _until_ready(process, say)
+        # Runs until the child closes its end, so that the child never waits for a reader.
+        relaying = asyncio.create_task(_relay(process, say))
+        yield url
+    finally:
+        await asyncio.shield(_stop(process))
+    await relaying
+
+
+async def _until_ready(process: Process, say: Callable[[str], None]) -> str:
+    assert process.stdout is not None
+    said: list[str] = []
+    async for line in process.stdout:
+        text = line.decode(errors="replace").rstrip()
+        if text.startswith(READY):
+            return text.removeprefix(READY).split()[0].removesuffix("/v1")
+        said.append(text)
+        say(text)
+    raise LocalServerFailed(
+        f"chairlift local ended with exit code {await process.wait()} before it was ready; "
+        f"it said: {' / '.join(said) or 'nothing'}"
+    )
+
+
+async def _relay(process: Process, say: Callable[[str], None]) -> None:
+    """Keep the pipe empty; what is said of trouble is passed on, decisions are in the journal."""
+    assert process.stdout is not None
+    async for line in process.stdout:
+        text = line.decode(errors="replace").rstrip()
+        if "starting it again" in text or text.startswith("chairlift:"):
+            say(text)
+
+
+async def _stop(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

@@ -1,0 +1,104 @@
+"""The `chairlift` command: arguments in, one clear sentence and an exit code out.
+
+Exit codes: 0 after an orderly end, 1 when something failed, 2 when the caller has to change
+something, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from chairlift_cli.errors import CliError
+
+INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
+DEFAULT_PORT = 8000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        exit_code: int = args.run(args)
+        return exit_code
+    except CliError as error:
+        print(f"chairlift: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        # Whoever read our output is gone; keep the interpreter from failing on its last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _local(args: argparse.Namespace) -> int:
+    from chairlift_cli.local import run_local  # with it come rich and the operator's core
+
+    return run_local(args)
+
+
+def _model_get(args: argparse.Namespace) -> int:
+    from chairlift_cli.model_command import run_model_get
+
+    return run_model_get(args.name)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="chairlift",
+        description="LLM serving that tunes itself to latency objectives while it runs.",
+        epilog="example: chairlift model get smollm2-135m && chairlift local -f pool.yaml",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_local(commands)
+    model = commands.add_parser("model", help="models on this machine", allow_abbrev=False)
+    model_commands = model.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    get = model_commands.add_parser(
+        "get",
+        help="put a model into the cache",
+        description="Put a model into the cache, from where cache://NAME reads it.",
+        epilog="example: chairlift model get smollm2-135m",
+        allow_abbrev=False,
+    )
+    get.add_argument("name", help="the model's name, such as smollm2-135m")
+    get.set_defaults(run=_model_get)
+    return parser
+
+
+def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    local = commands.add_parser(
+        "local",
+        help="run a pool on this machine",
+        description="Run a pool on this machine: engine, gateway and control loop, no cluster. "
+        "Ctrl-C drains, a second one ends at once.",
+        epilog="example: chairlift local -f pool.yaml --set interactive.batchSize.max=32",
+        allow_abbrev=False,
+    )
+    add = local.add_argument
+    add("-f", "--file", type=Path, required=True, metavar="POOL.YAML", help="the InferencePool")
+    add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
+        help="change a field of the pool's spec; repeatable")  # fmt: skip
+    add("--port", type=_port, default=DEFAULT_PORT,
+        help="port on 127.0.0.1 for /v1; 0: any free one (default: %(default)s)")  # fmt: skip
+    add("--run-dir", type=Path, metavar="DIR",
+        help="folder for logs and journal, kept afterwards (default: a temporary one)")  # fmt: skip
+    add("--batch-key", metavar="KEY", help="API key whose requests are batch class")
+    add("--no-live", action="store_true", help="plain lines instead of a live table")
+    add("--journal", type=Path, metavar="FILE",
+        help="where each tick is recorded as a JSON line (default: in the run folder)")  # fmt: skip
+    local.set_defaults(run=_local)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

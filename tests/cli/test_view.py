@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chairlift_cli.view import LineView, LiveView
+from chairlift_operator.decisions import Condition, Decision, Health, ReplicaReport, Truth
+from chairlift_operator.memory import Memory
+from chairlift_operator.plan import Plan
+from chairlift_operator.spec import InferencePool, Metadata, Model, PoolSpec
+
+POOL = InferencePool(Metadata("chat"), PoolSpec(Model("tiny", "cache://tiny")))
+REPORT = ReplicaReport(
+    name="interactive-0",
+    ready=True,
+    health=Health.OK,
+    batch_size=24,
+    step_tokens=192,
+    num_running=7.0,
+    num_waiting=3.0,
+    kv_usage=0.42,
+    step_s=0.0314,
+)
+DECISION = Decision(
+    at_s=0.0,
+    replica="interactive-0",
+    field="batchSize",
+    before=96,
+    after=72,
+    reason="12 % of gaps over 50 ms",
+)
+LIMITED = Condition("CapacityLimited", Truth.TRUE, "BatchFull", "all 24 slots run.")
+FINE = Condition("Ready", Truth.TRUE, "ReplicasReady", "1 of 1 replicas are ready.")
+
+
+def plan(**parts: Any) -> Plan:
+    empty = dict.fromkeys(("actions", "decisions", "replicas", "signals", "conditions"), ())
+    return Plan(**{**empty, "memory": Memory.start(), "health": Health.OK, **parts})
+
+
+def test_lines_tell_each_decision_and_each_trouble_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = LineView()
+    view.show(plan(decisions=(DECISION,), conditions=(FINE, LIMITED)))
+    view.show(plan(conditions=(FINE, LIMITED)))
+    view.show(plan(conditions=(FINE,)))
+    view.show(plan(conditions=(FINE, LIMITED)))
+    trouble = "CapacityLimited True: all 24 slots run."
+    assert capsys.readouterr().out.splitlines() == [
+        "interactive-0: batch size 96→72: 12 % of gaps over 50 ms",
+        trouble,
+        trouble,
+    ]
+
+
+def test_the_table_shows_what_is_known_and_a_dash_for_what_is_not() -> None:
+    screen = io.StringIO()
+    view = LiveView(POOL, Console(file=screen, force_terminal=True, width=220))
+    view.say("journal: /x [not markup]")
+    view.show(plan(decisions=(DECISION,), replicas=(REPORT,), conditions=(LIMITED,)))
+    view.close()
+    shown = screen.getvalue()
+    for text in ("[not markup]", "24", "192", "42 %", "31.4 ms", "–", "96→72", "all 24 slots"):
+        assert text in shown
+    for unknown in ("None", "nan"):
+        assert unknown not in shown
