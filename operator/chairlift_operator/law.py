@@ -5,7 +5,7 @@ lever on inter-token latency (the next step obeys); batch size is the lever on m
 (it drains over a request's lifetime). 95th percentile is not the mean: as soon as more than 5 % of
 decode tokens share their step with a full chunk of prefill, such steps *are* the tail, however rare
 long ones look on average. That share jumps from nothing to everything with one burst, so step
-tokens always bound a full step, and the mean only balances batch size.
+tokens always bound a full step.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ KV_CONFIDENCE: Final = 2.3
 class Demand:
     """What the workload looks like to one replica. None: not known, so nothing is derived from it.
 
-    prefill_per_decode: prefill tokens per decoded token (I/O of control theory).
     context_tokens: mean resident KV tokens of a sequence.
     """
 
     num_running: float
     num_waiting: float
-    prefill_per_decode: float | None = None
     context_tokens: float | None = None
 
     def binds(self, batch_size: int) -> bool:
@@ -74,16 +72,16 @@ class LastMove:
     direction: Direction
 
 
-def batch_size_for_latency(
-    costs: StepCosts, target_s: float, prefill_per_decode: float, context_tokens: float
-) -> float:
-    """Largest batch whose decodes and the prefill that sustains them fit a step of `target_s`."""
-    per_sequence_s = (
-        costs.decode_s + costs.prefill_s * prefill_per_decode + costs.kv_s * context_tokens
-    )
-    headroom_s = target_s - costs.fixed_s
+def batch_size_for_latency(costs: StepCosts, target_s: float, context_tokens: float) -> float:
+    """Largest batch whose decodes, all at once, leave room for a block of prefill in `target_s`.
+
+    No smaller batch is needed for balance with prefill: while step tokens bound a step, decodes
+    that crowd out prefill thin themselves out. A smaller one would only keep requests waiting.
+    """
+    headroom_s = target_s - costs.fixed_s - costs.prefill_s * BLOCK_TOKENS
     if headroom_s <= 0:
         return 0.0
+    per_sequence_s = costs.decode_s + costs.kv_s * context_tokens
     return headroom_s / per_sequence_s if per_sequence_s > 0 else math.inf
 
 

@@ -17,7 +17,6 @@ from chairlift_operator.snapshot import ReplicaSnapshot
 from chairlift_operator.spec import Objective, Slo
 from chairlift_operator.step_time import learn, means_between
 from chairlift_operator.windows import (
-    KEEP_S,
     WINDOWS_S,
     Attainment,
     History,
@@ -32,8 +31,6 @@ CONTEXT_WINDOW_S: Final = 60.0
 PREEMPTION_WINDOW_S: Final = 120.0
 # Short answers finish first: a mix of prefill and decode is believed once some requests went
 # through.
-MIX_FINISHED: Final = 20
-MIX_TOKENS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +132,8 @@ def demand_of(history: History, seen: ReplicaSnapshot, now_s: float) -> Demand:
     return Demand(
         num_running=latest.sample.num_running or 0.0,
         num_waiting=latest.sample.num_waiting or 0.0,
-        prefill_per_decode=_prefill_per_decode(history.within(KEEP_S, now_s)),
         context_tokens=_context_tokens(history.within(CONTEXT_WINDOW_S, now_s), seen),
     )
-
-
-def _prefill_per_decode(window: History) -> float | None:
-    finished = window.increase("num_finished")
-    decoded = window.increase("step_decode_seqs")
-    prefilled = window.increase("step_prefill_tokens")
-    if finished is None or decoded is None or prefilled is None:
-        return None
-    if finished < MIX_FINISHED or decoded < MIX_TOKENS:
-        return None
-    # Requests that came to run within the window are prefilled, but have their decodes before them.
-    first, last = (window.points[i].sample.num_running or 0.0 for i in (0, -1))
-    settled = finished / (finished + max(0.0, last - first))
-    return settled * prefilled / decoded
 
 
 def _context_tokens(window: History, seen: ReplicaSnapshot) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from chairlift_operator import law
 from chairlift_operator.law import Bracket, Demand, Direction, LastMove, MoveLimits
 from chairlift_operator.memory import Knobs, TuningState
-from chairlift_operator.spec import Bounds, Objective
+from chairlift_operator.spec import BLOCK_TOKENS, Bounds, Objective
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import Attainment
 
@@ -104,20 +104,17 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
     current, demand = given.current.batch_size, given.demand
     explored = max(given.model.largest_batch, demand.num_running)
     limits = _limits(given, given.batch_bounds, given.batch_bounds.min, current, explored)
-    context, ratio = demand.context_tokens, demand.prefill_per_decode
+    context = demand.context_tokens
     proposed, why, known = math.inf, "bounds of the spec", False
     if context is not None and context > 0:
         proposed = law.batch_size_for_memory(given.kv_tokens, context, given.preempting)
         why = f"{proposed:.0f} contexts of {context:.0f} tokens fit {given.kv_tokens} of KV memory"
-    if costs is not None and context is not None and ratio is not None:
-        by_latency = _batch_by_latency(given, costs, ratio, context)
+    if costs is not None and context is not None:
+        by_latency = _batch_by_latency(given, costs, context)
         known = by_latency is not None
         if by_latency is not None and by_latency < proposed:
             proposed = by_latency
-            why = (
-                f"{proposed:.0f} decodes and the {ratio:.1f} prefill tokens that each needs fill "
-                f"{_ms(given.target_s)} ms a step"
-            )
+            why = f"{proposed:.0f} decodes and a block of prefill fill {_ms(given.target_s)} ms a step"
     shrinks = proposed < current and demand.num_running > law.BINDING_SHARE * proposed
     grows = known and proposed > current and demand.binds(current)
     if not (shrinks or grows):
@@ -127,14 +124,12 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
     return Move("batchSize", current, after, why + waiting)
 
 
-def _batch_by_latency(
-    given: TuningInput, costs: StepCosts, ratio: float, context: float
-) -> float | None:
+def _batch_by_latency(given: TuningInput, costs: StepCosts, context: float) -> float | None:
     """What latency and the step bounds can feed; None where the model cannot be trusted."""
-    balanced = law.batch_size_for_latency(costs, given.target_s, ratio, context)
-    proposed = min(balanced, given.step_bounds.max / (1 + ratio))
+    fitting = law.batch_size_for_latency(costs, given.target_s, context)
+    proposed = min(fitting, given.step_bounds.max - BLOCK_TOKENS)
     reached = min(proposed, law.GROWTH * given.current.batch_size)
-    trusted = given.model.trusted_at(reached, reached * ratio, reached * context)
+    trusted = given.model.trusted_at(reached, BLOCK_TOKENS, reached * context)
     return proposed if trusted else None
 
 

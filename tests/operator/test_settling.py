@@ -121,6 +121,20 @@ def test_light_load_is_served_without_fidgeting(
     assert sum(len(t.plan.decisions) for t in ticks) <= 12
 
 
+def test_slots_are_not_the_bottleneck_of_a_slow_machine_under_moderate_load(
+    make_pool: Make, make_engine: Make, make_lengths: Make, close_loop: Make
+) -> None:
+    """Long prompts beside few slots once looked balanced, and kept requests waiting for nothing."""
+    costs = StepCosts(110e-3, 1.3e-3, 2.9e-3, 2e-8)
+    engine = make_engine(
+        costs, itl_ms=300, lengths=make_lengths(150, 26), kv_tokens=65536, arrivals_per_s=0.35
+    )
+    pool = make_pool(itl_s=0.3, batch=(1, 64), step=(32, 2048))
+    ticks = list(close_loop(pool, engine, Memory.start(), 300.0))
+    assert _share_bad([t for t in ticks if t.at_s > 45]) <= 0.05
+    assert min(t.plan.replicas[0].batch_size for t in ticks) >= 8
+
+
 def test_an_engine_that_restarts_gets_its_policy_back_and_no_wild_rate(
     make_pool: Make, make_engine: Make, close_loop: Make
 ) -> None:
