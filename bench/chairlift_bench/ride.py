@@ -108,7 +108,7 @@ async def _ride(
         say(f"answered: {warm_up.outcomes[-1].text.strip()}")
 
         chars_per_token = await calibration.chars_per_token(url, book.sample())
-        capacity = await _calibrate(Load(url, model), trace, book, chars_per_token, say)
+        capacity = await _calibrate(lambda: Load(url, model), trace, book, chars_per_token, say)
         rate = min(LOAD_SHARE * capacity.requests_per_s, (len(trace) - 2) / options.duration_s)
         if rate <= 0:
             raise LocalServerFailed("no request of the calibration burst was answered")
@@ -136,9 +136,14 @@ async def _ride(
 
 
 async def _calibrate(
-    load: Load, trace: Sequence[Arrival], book: PromptBook, chars_per_token: float, say: Say
+    load: Callable[[], Load],
+    trace: Sequence[Arrival],
+    book: PromptBook,
+    chars_per_token: float,
+    say: Say,
 ) -> calibration.Capacity:
-    say(f"measuring this machine for about {calibration.BURST_S:.0f} s …")
+    seconds = calibration.SETTLE_S + calibration.BURST_S
+    say(f"measuring what this machine carries, for about {seconds:.0f} s …")
     requests = calibration.planned(
         trace[-500:], book, chars_per_token, first_seed=calibration.FIRST_SEED
     )

@@ -18,6 +18,7 @@ import aiohttp
 from chairlift_cli.children import Child, describe_exit
 from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError
 from chairlift_cli.run_dir import RunDir
+from chairlift_operator.replica_plan import first_policy
 from chairlift_operator.spec import InferencePool, StepProfile
 from chairlift_protocol.wire import READY_PATH
 
@@ -56,6 +57,8 @@ class EngineProcess:
         """Return when it is ready; raise EngineFailed when it ends before."""
         announce_file = self._run_dir.announce_file(self.name)
         announce_file.unlink(missing_ok=True)
+        policy_file = self._run_dir.policy_file(self.name)
+        policy_file.write_text(json.dumps(first_policy(self._pool).to_json()))
         child = self._child = await Child.start(
             self.name, self._command(), self._run_dir.log_file(self.name)
         )
@@ -114,6 +117,7 @@ class EngineProcess:
             "--admin-port": 0,
             "--batch-size": spec.interactive.batch_size.max,
             "--step-tokens": spec.interactive.step_tokens.max,
+            "--policy-file": run_dir.policy_file(self.name),
             "--admin-token-file": run_dir.admin_token_file,
             "--internal-token-file": run_dir.internal_token_file,
             "--engine-id": self.name,

@@ -32,6 +32,9 @@ class RunDir:
     def announce_file(self, name: str) -> Path:
         return self.path / f"{name}.announce.json"
 
+    def policy_file(self, name: str) -> Path:
+        return self.path / f"{name}.policy.json"
+
     def log_file(self, name: str) -> Path:
         return self.path / f"{name}.log"
 

@@ -114,7 +114,7 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
         known = by_latency is not None
         if by_latency is not None and by_latency < proposed:
             proposed = by_latency
-            why = f"{proposed:.0f} decodes and a block of prefill fill {_ms(given.target_s)} ms a step"
+            why = f"{proposed:.0f} decodes and a block of prefill fill {_ms(given.target_s)} ms"
     shrinks = proposed < current and demand.num_running > law.BINDING_SHARE * proposed
     grows = known and proposed > current and demand.binds(current)
     if not (shrinks or grows):

@@ -55,6 +55,7 @@ def test_a_short_ride_answers_replays_and_claims(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(calibration, "SETTLE_S", 1.0)
     monkeypatch.setattr(calibration, "BURST_S", 1.0)
     for name, value in own_environment.items():
         monkeypatch.setenv(name, value)

@@ -91,3 +91,24 @@ def test_a_second_interrupt_leaves_at_once(start_process, eventually) -> None:
         eventually(lambda: httpx2.get(ready, trust_env=False).status_code == 503)
         process.send_signal(signal.SIGINT)
         assert process.wait(2) == 130
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "field 'batch_class_share' is missing"),
+        ("nonsense", "Expecting value"),
+        (None, "No such file"),
+    ],
+)
+def test_a_policy_file_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    path = tmp_path / "policy.json"
+    if text is not None:
+        path.write_text(text)
+    options = ["--model-name", "m", "--runner", "simulator", "--port", "0"]
+    assert run([*options, "--policy-file", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("chairlift-engine: --policy-file: ") and message in said
+    assert said.count("\n") == 1
