@@ -168,11 +168,11 @@ def _cpu_quota() -> int:
 def _capacity(options: argparse.Namespace, num_blocks: int, length_tokens: int) -> Capacity:
     for name, value, minimum in (
         ("--step-tokens", options.step_tokens, BLOCK_TOKENS),
-        ("--kv-tokens", num_blocks * BLOCK_TOKENS, 2),
-        ("--max-length", length_tokens, 2),
+        ("--kv-tokens", num_blocks * BLOCK_TOKENS, BLOCK_TOKENS),
+        ("--max-length", length_tokens, 2),  # a token to read and one to say
     ):
         if value < minimum:
-            raise StartError(f"{name}: must be at least {max(minimum, BLOCK_TOKENS)}, not {value}")
+            raise StartError(f"{name}: must be at least {minimum}, not {value}")
     return Capacity(
         batch_size=options.batch_size,
         step_tokens=options.step_tokens,
@@ -252,8 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--simulator-profile", default="reference", help="reference, fast, slow, or JSON")
     add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8000, help="public port; 0 picks one")
-    add("--admin-port", type=int, default=0, help="admin port; 0 picks one")
+    add("--port", type=_port, default=8000, help="public port; 0 picks one")
+    add("--admin-port", type=_port, default=0, help="admin port; 0 picks one")
     add("--batch-size", type=_positive, default=32, help="most running sequences, ever")
     add("--step-tokens", type=_positive, default=512, help="most tokens of one step, ever")
     add("--kv-tokens", type=_positive, help="KV cache, in tokens; default: what memory allows")
@@ -261,7 +261,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--admin-token-file", type=Path, help="without it every admin call is refused")
     add("--internal-token-file", type=Path, help="without it no gateway header is believed")
     add("--engine-id", default="0", help="label `engine` of the metrics")
-    add("--drain-s", type=float, default=DRAIN_S, help="time to finish on SIGTERM")
+    add("--drain-s", type=_seconds, default=DRAIN_S, help="time to finish on SIGTERM")
     add("--threads", type=_positive, help="of torch; default: what the container may use")
     add("--announce-file", type=Path, help="written with URLs and pid once the ports listen")
     levels = ("debug", "info", "warning", "error")
@@ -273,6 +273,22 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"must be seconds from 0 to 86400, not {text!r}")
+    return seconds
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class Residency:
         self.running: list[Request] = []
         self.waiting: dict[RequestClass, list[Request]] = {INTERACTIVE: [], BATCH: []}
         self.num_preemptions = 0
+        self._waiting_prefill_tokens = 0
         self._requests: dict[str, Request] = {}
 
     @property
@@ -49,7 +50,7 @@ class Residency:
     def enqueue(self, request: Request) -> None:
         assert request.id not in self._requests, f"request id {request.id!r} is in use"
         self._requests[request.id] = request
-        insort(self.waiting[request.request_class], request, key=_service_order)
+        self._queue(request)
 
     def forget(self, request_id: str) -> Request | None:
         """Drop a request wherever it is and free what it holds; None when it is unknown."""
@@ -60,7 +61,7 @@ class Residency:
             self.running.remove(request)
             self._release(request)
         else:
-            self.waiting[request.request_class].remove(request)
+            self._unqueue(request)
         return request
 
     def retire(self, finished: Sequence[Request]) -> None:
@@ -70,13 +71,20 @@ class Residency:
             del self._requests[request.id]
         self.running = [r for r in self.running if r.block_ids]
 
+    def may_start(self, request_class: RequestClass) -> bool:
+        """Whether a waiting request of this class could have a slot, blocks aside."""
+        num_batch = len(self.running_of(BATCH))
+        if request_class is BATCH and num_batch >= self._num_batch_slots:
+            return False
+        is_free = len(self.running) < self.policy.batch_size
+        return is_free or (request_class is INTERACTIVE and num_batch > 0)
+
     def make_room(self, request: Request) -> bool:
-        """Whether a waiting request has a slot and blocks; takes them from batch work if it may."""
+        """Give a request that may start a slot and blocks, taking them from batch work if it may;
+        False when there are not enough."""
         victims: list[Request] = []
         if request.request_class is INTERACTIVE:
             victims = sorted(self.running_of(BATCH), key=_least_work_first)
-        elif len(self.running_of(BATCH)) >= self._num_batch_slots:
-            return False
         num_slots = self.policy.batch_size - len(self.running)
         # One block more for each neighbour, so that an admission does not preempt at the next step.
         num_blocks = self.blocks.num_free - len(self.running) - self._num_blocks_for(request)
@@ -93,7 +101,7 @@ class Residency:
 
     def start(self, request: Request, now_s: float) -> None:
         """Give a waiting request, for which there is room, its slot and its tokens' blocks."""
-        self.waiting[request.request_class].remove(request)
+        self._unqueue(request)
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s
         request.block_ids = self.blocks.allocate(self.blocks.blocks_for(request.num_tokens))
@@ -120,7 +128,7 @@ class Residency:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self.waiting[request.request_class], request, key=_service_order)
+        self._queue(request)
 
     def running_of(self, request_class: RequestClass) -> list[Request]:
         return [r for r in self.running if r.request_class is request_class]
@@ -132,7 +140,7 @@ class Residency:
             num_running={INTERACTIVE: len(self.running) - num_batch, BATCH: num_batch},
             num_waiting={c: len(queue) for c, queue in queues},
             oldest_arrival_s={c: queue[0].arrival_s if queue else None for c, queue in queues},
-            waiting_prefill_tokens=sum(r.num_uncomputed_tokens for _, q in queues for r in q),
+            waiting_prefill_tokens=self._waiting_prefill_tokens,
             num_free_blocks=self.blocks.num_free,
         )
 
@@ -151,6 +159,14 @@ class Residency:
     def _num_batch_slots(self) -> int:
         share = self.policy.batch_class_share
         return max(1, int(share * self.policy.batch_size)) if share > 0 else 0
+
+    def _queue(self, request: Request) -> None:
+        insort(self.waiting[request.request_class], request, key=_service_order)
+        self._waiting_prefill_tokens += request.num_tokens
+
+    def _unqueue(self, request: Request) -> None:
+        self.waiting[request.request_class].remove(request)
+        self._waiting_prefill_tokens -= request.num_tokens
 
     def _release(self, request: Request) -> None:
         self.blocks.free(request.block_ids)

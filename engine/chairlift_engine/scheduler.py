@@ -191,7 +191,7 @@ class Scheduler:
         passed: list[Request] = []
         for request in tuple(self.residency.waiting[request_class]):
             num_tokens = self._chunk_tokens(request, draft.budget_tokens)
-            if num_tokens <= 0:
+            if num_tokens <= 0 or not self.residency.may_start(request_class):
                 break
             if self.residency.make_room(request):
                 self.residency.start(request, draft.now_s)

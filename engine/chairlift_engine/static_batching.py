@@ -53,7 +53,7 @@ class StaticBatching:
     def _fill(self, now_s: float) -> None:
         for request_class in (INTERACTIVE, BATCH):
             for request in tuple(self._residency.waiting[request_class]):
-                if not self._residency.make_room(request):
+                if not (residency.may_start(request_class) and residency.make_room(request)):
                     return
                 self._residency.start(request, now_s)
 

@@ -29,8 +29,8 @@ from chairlift_protocol.wire import LOAD_HEADER, WAITED_MS_HEADER, RequestClass
 # What a replica's failure looks like from here; a client that leaves is a cancellation instead.
 UPSTREAM_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 CONNECT_TIMEOUT_S: Final = 3.0
-# Below the 5 s after which an engine's server closes an idle connection, so that a request rarely
-# meets one that is just being closed.
+# Below the 5 s after which a stock uvicorn server closes an idle connection (our engine: 75 s), so
+# that a request does not meet one that is just being closed.
 KEEPALIVE_S: Final = 3.0
 # With no other replica, a second try waits this long for the list to change.
 SECOND_TRY_PAUSE_S: Final = 1.0

@@ -80,6 +80,7 @@ class Policy:
                 ttft_ms=_number("slo.ttft_ms", slo["ttft_ms"], 0.001, math.inf),
                 itl_ms=_number("slo.itl_ms", slo["itl_ms"], 0.001, math.inf),
             ),
+            scheduling=scheduling,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -51,7 +52,7 @@ def test_a_policy_is_taken_and_read_back(engine) -> None:
         ({"step_tokens": 7}, 400, "step_tokens"),
         ({"batch_class_share": 2}, 400, "batch_class_share"),
         ({"slo": {"ttft_ms": 1}}, 400, "itl_ms"),
-        ({"scheduling": "static"}, 400, "scheduling"),
+        ({"scheduling": "greedy"}, 400, "scheduling"),
         ({"surprise": 1}, 400, "surprise"),
         ({"generation": [0, 9]}, 409, "not newer"),
         ({"generation": [1, 1], "batch_size": 3}, 409, "not newer"),
@@ -66,17 +67,31 @@ def test_a_policy_that_cannot_hold_changes_nothing(engine, fields, status, sente
     assert answer["desired"] == answer["effective"] == POLICY
 
 
+def while_stepping(engine, eventually, call) -> dict:
+    """What a call answers that the engine takes up between two held steps."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(call)
+
+        def step() -> bool:
+            engine.runner.allow(1)
+            return answer.done()
+
+        eventually(step)
+        return answer.result().json()
+
+
 def test_a_lowered_batch_size_drains_what_runs(engine, eventually) -> None:
     engine.runner.hold()
-    bodies = {"model": "echo", "prompt": ["abcd"] * 4, "max_tokens": 5}
+    bodies = {"model": "echo", "prompt": ["abcd"] * 4, "max_tokens": 100, "ignore_eos": True}
     with engine.open_raw("/v1/completions", bodies) as connection:
         engine.runner.allow(1)
         eventually(lambda: engine.server.replica.load.num_running == 4)
+        answer = while_stepping(engine, eventually, lambda: patch(engine, batch_size=1))
+        assert answer["effective"]["batch_size"] == 1
+        assert sum(answer["observed"]["num_running"].values()) == 4
         engine.runner.release()
-        answer = patch(engine, batch_size=1)
-        assert answer.status_code == 200
         with connection.makefile("r") as received:
-            assert received.read().count('"text":"abcd"') == 4
+            assert received.read().count('"finish_reason":"length"') == 4
 
 
 @pytest.mark.parametrize(
@@ -106,16 +121,15 @@ def test_admin_paths_are_not_on_the_public_port(engine) -> None:
 def test_the_state_names_every_request_and_its_progress(start_engine, eventually) -> None:
     engine = start_engine(batch_size=1)
     engine.runner.hold()
-    body = {"model": "echo", "prompt": ["abc", "defgh"], "max_tokens": 6}
+    body = {"model": "echo", "prompt": ["abc", "defgh"], "max_tokens": 100, "ignore_eos": True}
     with engine.open_raw("/v1/completions", body):
         eventually(lambda: engine.server.replica.load.num_waiting == 2)
-        engine.runner.allow(1)
-        eventually(lambda: engine.server.replica.load.num_running == 1)
+        state = while_stepping(engine, eventually, lambda: engine.admin.get("/admin/state"))
         engine.runner.release()
-        state = engine.admin.get("/admin/state").json()
-    assert state["num_in_flight"] in (0, 1) and not state["draining"]
-    for request in state["running"] + state["waiting"]:
-        assert request["max_tokens"] == 6 and request["num_prompt_tokens"] in (4, 6)
+    assert state["num_in_flight"] == 1 and not state["draining"]
+    (running,), (waiting,) = state["running"], state["waiting"]
+    assert {running["num_prompt_tokens"], waiting["num_prompt_tokens"]} == {4, 6}
+    assert running["max_tokens"] == waiting["max_tokens"] == 100
     assert Policy.from_json(state["policy"]).batch_size == 1
 
 

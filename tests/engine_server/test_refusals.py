@@ -205,7 +205,10 @@ def test_a_thousand_refused_requests_hold_no_blocks(shared_engine) -> None:
 
 
 def test_gateway_headers_are_believed_only_beside_the_internal_token(shared_engine) -> None:
-    name = 'chairlift_requests_received_total{class="batch"}'
+    name = (
+        'chairlift_slo_events_total{class="batch",objective="ttft",'
+        'result="good",threshold_ms="1000"}'
+    )
     before = shared_engine.metric(name)
     says_batch = {"x-chairlift-class": "batch", "x-chairlift-waited-ms": "-1"}
     for token in ({}, {"x-chairlift-internal-token": "guess"}):

@@ -15,6 +15,7 @@ POLICY = Policy(
     chunk_tokens=128,
     batch_class_share=0.25,
     slo=SloThresholds(ttft_ms=500, itl_ms=50),
+    scheduling="static",  # no field has its default, so that a dropped one shows
 )
 
 

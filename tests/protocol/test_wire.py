@@ -26,28 +26,22 @@ def test_a_load_without_a_field_is_an_error_and_never_a_zero(field: str) -> None
 
 
 def test_published_names_do_not_change() -> None:
-    names = {k: str(v) for m in (metrics, wire) for k, v in vars(m).items() if k.isupper()}
-    assert {k: names.get(k) for k in PUBLISHED} == PUBLISHED
+    modules = (vars(metrics), vars(wire))
+    names = {k: v for m in modules for k, v in m.items() if k.isupper() and isinstance(v, str)}
+    assert names == PUBLISHED
 
 
 PUBLISHED = {
-    "ADMIN_POLICY_PATH": "/admin/policy",
-    "ADMIN_DRAIN_PATH": "/admin/drain",
-    "ADMIN_STATE_PATH": "/admin/state",
-    "LIVE_PATH": "/health/live",
-    "READY_PATH": "/health/ready",
-    "LOAD_PATH": "/load",
-    "LOAD_HEADER": "x-chairlift-load",
-    "CLASS_HEADER": "x-chairlift-class",
-    "TENANT_HEADER": "x-chairlift-tenant",
-    "INTERNAL_TOKEN_HEADER": "x-chairlift-internal-token",
-    "WAITED_MS_HEADER": "x-chairlift-waited-ms",
-    "LEFT_MS_HEADER": "x-chairlift-left-ms",
     "NUM_REQUESTS_RUNNING": "vllm:num_requests_running",
     "NUM_REQUESTS_WAITING": "vllm:num_requests_waiting",
     "KV_CACHE_USAGE": "vllm:kv_cache_usage_perc",
     "TTFT_SECONDS": "vllm:time_to_first_token_seconds",
     "INTER_TOKEN_LATENCY_SECONDS": "vllm:inter_token_latency_seconds",
+    "E2E_LATENCY_SECONDS": "vllm:e2e_request_latency_seconds",
+    "QUEUE_TIME_SECONDS": "vllm:request_queue_time_seconds",
+    "PROMPT_TOKENS": "vllm:prompt_tokens_total",
+    "GENERATION_TOKENS": "vllm:generation_tokens_total",
+    "NUM_PREEMPTIONS": "vllm:num_preemptions_total",
     "REQUEST_SUCCESS": "vllm:request_success_total",
     "STEP_SECONDS": "chairlift_step_seconds_total",
     "STEPS": "chairlift_steps_total",
@@ -58,4 +52,29 @@ PUBLISHED = {
     "OLDEST_WAITING_SECONDS": "chairlift_oldest_waiting_seconds",
     "REQUESTS_RECEIVED": "chairlift_requests_received_total",
     "POLICY_GENERATION": "chairlift_policy_generation",
+    "GATEWAY_TTFT_SECONDS": "chairlift_gateway_time_to_first_token_seconds",
+    "GATEWAY_GAP_SECONDS": "chairlift_gateway_inter_token_gap_seconds",
+    "GATEWAY_RESPONSES": "chairlift_gateway_responses_total",
+    "GATEWAY_IN_FLIGHT": "chairlift_gateway_requests_in_flight",
+    "GATEWAY_HELD": "chairlift_gateway_requests_held",
+    "GATEWAY_UPSTREAM_FAILURES": "chairlift_gateway_upstream_failures_total",
+    "MODELS_PATH": "/v1/models",
+    "COMPLETIONS_PATH": "/v1/completions",
+    "CHAT_COMPLETIONS_PATH": "/v1/chat/completions",
+    "TOKENIZE_PATH": "/tokenize",
+    "LIVE_PATH": "/health/live",
+    "READY_PATH": "/health/ready",
+    "METRICS_PATH": "/metrics",
+    "LOAD_PATH": "/load",
+    "ADMIN_POLICY_PATH": "/admin/policy",
+    "ADMIN_DRAIN_PATH": "/admin/drain",
+    "ADMIN_STATE_PATH": "/admin/state",
+    "INTERNAL_TOKEN_HEADER": "x-chairlift-internal-token",
+    "CLASS_HEADER": "x-chairlift-class",
+    "TENANT_HEADER": "x-chairlift-tenant",
+    "REQUEST_ID_HEADER": "x-request-id",
+    "WAITED_MS_HEADER": "x-chairlift-waited-ms",
+    "LEFT_MS_HEADER": "x-chairlift-left-ms",
+    "LOAD_HEADER": "x-chairlift-load",
+    "IGNORED_FIELDS_HEADER": "x-chairlift-ignored-fields",
 }

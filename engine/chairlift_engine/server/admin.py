@@ -50,34 +50,33 @@ def admin_app(replica: Replica, admin_token: str | None, clock: Clock) -> ASGIAp
 
 
 def _add_policy(app: FastAPI, replica: Replica) -> None:
-    # Accepted but perhaps not in force yet: the engine takes it between two steps.
-    desired: list[Policy] = []
-
     @app.get(wire.ADMIN_POLICY_PATH)
     async def read_policy() -> Response:
-        serving = replica.serving
-        return JSONResponse(_policy_answer(desired[0] if desired else serving.policy, serving))
+        return JSONResponse(_policy_answer(replica.serving))
 
     @app.patch(wire.ADMIN_POLICY_PATH)
     async def write_policy(request: Request) -> Response:
         serving = replica.serving
         try:
             policy = Policy.from_json(parse_object(await receive_body(request)))
-            accepted = await serving.answered(serving.engine.request_policy(policy))
+            await serving.answered(serving.engine.request_policy(policy))
         except (PolicyError, PolicyOutOfRange) as error:
             raise ApiError(400, str(error), code="invalid_policy") from None
         except StalePolicy as error:
             raise ApiError(409, str(error), code="stale_policy") from None
-        desired[:] = [accepted]
-        return JSONResponse(_policy_answer(accepted, serving))
+        return JSONResponse(_policy_answer(serving))
 
 
-def _policy_answer(desired: Policy, serving: Serving) -> Json:
-    """`observed` may exceed `effective` for a while: a lowered batch size drains."""
+def _policy_answer(serving: Serving) -> Json:
+    """A policy is accepted when it is in force, so what is desired is effective too.
+
+    `observed` may exceed both for a while: a lowered batch size drains.
+    """
     gauges = serving.bridge.gauges
+    policy = serving.policy.to_json()
     return {
-        "desired": desired.to_json(),
-        "effective": serving.policy.to_json(),
+        "desired": policy,
+        "effective": policy,
         "observed": {
             "num_running": gauges.num_running,
             "num_waiting": gauges.num_waiting,

@@ -61,16 +61,13 @@ class Metrics:
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
-    def observe_received(self, request_class: RequestClass) -> None:
-        self._received.labels(request_class).inc()
-
     def observe_gauges(self, gauges: Gauges, policy: Policy) -> None:
         self._running.set(sum(gauges.num_running.values()))
         self._waiting.set(sum(gauges.num_waiting.values()))
         self._kv_usage.set(1 - gauges.num_free_blocks / self._num_blocks)
         self._oldest_arrival_s = gauges.oldest_arrival_s
-        self._generation.labels("term").set(policy.generation.term)
-        self._generation.labels("counter").set(policy.generation.counter)
+        self._generation_term.set(policy.generation.term)
+        self._generation_counter.set(policy.generation.counter)
         self._use_slo(policy.slo)
 
     def observe_report(self, report: StepReport, policy: Policy) -> None:
@@ -78,6 +75,7 @@ class Metrics:
             self._observe_sums(report.sums)
         self._preemptions.inc(report.num_preemptions)
         self._use_slo(policy.slo)
+        self._generation_tokens.inc(len(report.tokens))
         for event in report.tokens:
             self._observe_token(event, report.now_s)
         for request, reason in report.ended:
@@ -101,13 +99,12 @@ class Metrics:
 
     def _observe_token(self, event: TokenEvent, now_s: float) -> None:
         request = event.request
-        age_s = now_s - request.arrival_s
-        self._generation_tokens.inc()
         if event.gap_s is not None:
             self._itl.observe(event.gap_s)
             self._count_slo("itl", event.gap_s * 1e3, request)
         else:
             assert request.first_scheduled_s is not None
+            age_s = now_s - request.arrival_s
             self._prompt_tokens.inc(request.num_prompt_tokens)
             self._ttft.observe(age_s)
             self._queue_time.observe(request.first_scheduled_s - request.arrival_s)
@@ -142,12 +139,14 @@ class Metrics:
         self._running = self._gauge(names.NUM_REQUESTS_RUNNING, "Requests that hold a slot.")
         self._waiting = self._gauge(names.NUM_REQUESTS_WAITING, "Requests without a slot.")
         self._kv_usage = self._gauge(names.KV_CACHE_USAGE, "Used share of the KV blocks, 0 to 1.")
-        self._generation = Gauge(
+        generation = Gauge(
             names.POLICY_GENERATION,
             "Generation of the policy in force.",
             ["part"],
             registry=self.registry,
         )
+        self._generation_term = generation.labels("term")
+        self._generation_counter = generation.labels("counter")
         oldest = Gauge(
             names.OLDEST_WAITING_SECONDS,
             "Age of the oldest waiting request; 0 when none waits.",
@@ -202,14 +201,6 @@ class Metrics:
             ["objective", "threshold_ms", "result", "class"],
             registry=self.registry,
         )
-        self._received = Counter(
-            names.REQUESTS_RECEIVED,
-            "Generation requests received, before any refusal.",
-            ["class"],
-            registry=self.registry,
-        )
-        for request_class in RequestClass:
-            self._received.labels(request_class)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, list(self._labels), registry=self.registry).labels(**self._labels)

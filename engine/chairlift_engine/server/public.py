@@ -46,7 +46,6 @@ def _add_generation(
     async def answer(request: Request, take: TakeOrder, shape: Shape) -> Response:
         serving = replica.serving
         origin = origin_of(request.headers, internal_token, clock.now_s())
-        serving.metrics.observe_received(origin.request_class)
         replica.check_open()
         raw = await receive_body(request)
         return Answer(replica, partial(take, serving.orders, raw, origin), shape)
