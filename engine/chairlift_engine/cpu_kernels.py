@@ -1,8 +1,8 @@
-"""Builds `paged_attention.cpp` for this machine and keeps the result in the user's cache folder.
+"""Builds the C++ kernels for this machine and keeps the result in the user's cache folder.
 
-Reading KV pages in place is what makes decode attention on a CPU cost as little as its memory
-traffic; torch alone must gather them first. Without a C++ compiler the engine runs on torch alone:
-slower, the same tokens. Knows nothing of models; `paged_attention` asks it once.
+A small step on a CPU is bound by memory: `linear.cpp` reads packed weights once, and
+`paged_attention.cpp` reads KV pages in place. Without a C++ compiler the engine runs on torch
+alone: slower, the same tokens. Knows nothing of models; `packed_linear` and `kv_pool` ask it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,27 @@ from chairlift_engine.model_source import cache_root
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("paged_attention.cpp")
 BUILD_TIMEOUT_S = 300
-# -ffast-math only when compiling: at link time gcc would add code that makes the whole process
-# flush subnormal numbers.
-COMPILE_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-std=c++20", "-w")
+COMPILE_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=c++20", "-w")
+# What each source is compiled with besides. Sums in linear.cpp must keep their order, and attention
+# must be free to reorder its own. -ffast-math only when compiling: at link time gcc would add code
+# that makes the whole process flush subnormal numbers.
+SOURCES = {"linear.cpp": "-ffp-contract=fast", "paged_attention.cpp": "-ffast-math"}
 
 
 @functools.cache
 def cpu_ops() -> Any | None:
     """`torch.ops.chairlift`, built on first use; None, after one warning, where that fails."""
     try:
-        library = cache_root() / "kernels" / f"paged_attention-{_fingerprint()}.so"
+        library = cache_root() / "kernels" / f"chairlift-{_fingerprint()}.so"
         if not library.exists():
-            logger.info("compiling the paged attention kernel, once for this machine")
+            logger.info("compiling the CPU kernels, once for this machine")
             _build(library)
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         logger.warning(
-            "paged attention runs on torch alone, several times slower at decode: its C++ kernel "
+            "the model runs on torch alone, several times slower at decode: the C++ kernels "
             "could not be built or loaded (%s). Install a C++ compiler, or name one in CXX.",
             reason[0] if reason else type(error).__name__,
         )
@@ -57,9 +59,10 @@ def _compiler() -> str:
 def _fingerprint() -> str:
     """Names what the binary depends on: a cache copied to another CPU must miss, not crash."""
     parts = (
-        SOURCE.read_text(),
+        *(Path(__file__).with_name(source).read_text() for source in SOURCES),
         _compiler(),
         *COMPILE_FLAGS,
+        *SOURCES.values(),
         torch.__version__,
         platform.machine(),
         _cpu_features(),
@@ -84,12 +87,19 @@ def _build(library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     torch_dir = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        compiled, built = f"{folder}/kernel.o", f"{folder}/kernel.so"
+        built = f"{folder}/kernels.so"
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-        include = ("-isystem", str(torch_dir / "include"))
-        _run(*COMPILE_FLAGS, abi, *include, "-c", str(SOURCE), "-o", compiled)
+        flags = (*COMPILE_FLAGS, abi, "-isystem", str(torch_dir / "include"), "-c")
+
+        def compiled_from(source: str) -> str:
+            path = str(Path(__file__).with_name(source))
+            _run(*flags, SOURCES[source], path, "-o", f"{folder}/{source}.o")
+            return f"{folder}/{source}.o"
+
+        with ThreadPoolExecutor() as pool:
+            compiled = list(pool.map(compiled_from, SOURCES))
         libraries = (f"-L{torch_dir / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-lm")
-        _run("-shared", compiled, "-o", built, *libraries)
+        _run("-shared", *compiled, "-o", built, *libraries)
         os.replace(built, library)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from chairlift_engine.kv_pool import LayerKv
-from chairlift_engine.packed_linear import pack_linears
+from chairlift_engine.packed_linear import ROW_MULTIPLE, pack_linears
 from chairlift_engine.paged_attention import ATTENTION_NAME, ShapeProbe, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,12 +28,15 @@ class LoadedModel:
     """A model ready to run, and the facts that size its KV pool.
 
     model_length_tokens: what its positions and `spec.model.maxLength` both allow.
+    row_multiple: steps are filled up to it, so that a token's result does not depend on how many
+    rows run beside it.
     """
 
     model: PreTrainedModel
     layers: tuple[LayerKv, ...]
     eos_token_ids: frozenset[int]
     model_length_tokens: int
+    row_multiple: int
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,13 +76,13 @@ def prepare_model(model: PreTrainedModel, max_length: int | None = None) -> Load
         raise UnsupportedModel(f"model: {name} cannot compute logits for chosen rows only")
     model.train(False).requires_grad_(False)
     model.set_attn_implementation(ATTENTION_NAME)
-    if model.device.type == "cpu":
-        pack_linears(model)
+    row_multiple = pack_linears(model) if model.device.type == "cpu" else ROW_MULTIPLE
     return LoadedModel(
         model=model,
         layers=_probe(model, name, config),
         eos_token_ids=_eos_token_ids(model),
         model_length_tokens=length_tokens,
+        row_multiple=row_multiple,
     )
 
 

@@ -7,8 +7,9 @@
 // out     [rows, heads, value_dim]        contiguous
 // tables  [rows, max_blocks] int32, lengths [rows] int32 (tokens that a row attends to, itself
 //         included), slots [tokens] int64 = block * block_tokens + offset.
-#include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -181,6 +182,17 @@ void attend(const Head<T>& head, const Shape& s, float scale, float softcap, Scr
   for (int64_t d = 0; d < s.group * s.value_dim; ++d) head.out[d] = static_cast<T>(tmp.acc[d]);
 }
 
+// Waking a sleeping thread costs about as much as reading this much KV.
+constexpr int64_t kWorthAThreadBytes = 1 << 20;
+
+int64_t num_parts(const int* lengths, int64_t rows, const Shape& s, int64_t element_bytes) {
+  int64_t tokens = 0;
+  for (int64_t row = 0; row < rows; ++row) tokens += lengths[row];
+  const int64_t bytes = tokens * s.kv_heads * (s.key_dim + s.value_dim) * element_bytes;
+  return std::clamp<int64_t>(bytes / kWorthAThreadBytes, 1,
+                             std::min<int64_t>(at::get_num_threads(), rows * s.kv_heads));
+}
+
 // Contexts are ragged: cut the (row, KV head) tasks where each thread gets equal KV to read.
 std::vector<int64_t> equal_parts(const int* lengths, int64_t rows, int64_t kv_heads, int64_t parts) {
   std::vector<int64_t> ends(rows * kv_heads);
@@ -200,7 +212,7 @@ void decode(const at::Tensor& q, const at::Tensor& k_pool, const at::Tensor& v_p
                     k_pool.size(2)};
   const int* table = tables.const_data_ptr<int>();
   const int* length = lengths.const_data_ptr<int>();
-  const int64_t parts = std::min<int64_t>(at::get_num_threads(), rows * shape.kv_heads);
+  const int64_t parts = num_parts(length, rows, shape, q.element_size());
   const auto bounds = equal_parts(length, rows, shape.kv_heads, parts);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, q.scalar_type(), "decode", [&] {
     const scalar_t* q_data = q.const_data_ptr<scalar_t>();

@@ -20,10 +20,6 @@ from chairlift_engine.paged_attention import DecodeRows, PagedStep, PromptChunk
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.sampler import Draw, sample
 
-# GEMM libraries pick a kernel by the number of rows: in fp32, results are the same bits for every
-# multiple of 4. So a token's result does not depend on how many rows run beside it.
-ROW_MULTIPLE = 8
-
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -33,6 +29,7 @@ class TorchRunner:
     def __init__(self, loaded: LoadedModel, num_blocks: int, block_tokens: int) -> None:
         self._model = loaded.model
         self._block_tokens = block_tokens
+        self._row_multiple = loaded.row_multiple
         self._device = loaded.device
         self.pool = KvPool(loaded.layers, num_blocks, block_tokens, loaded.dtype, loaded.device)
 
@@ -45,7 +42,7 @@ class TorchRunner:
             input_ids=self._tensor(tokens)[None],
             position_ids=self._tensor(positions)[None],
             use_cache=False,
-            logits_to_keep=self._tensor(_padded(ends[sampling] - 1)),
+            logits_to_keep=self._tensor(self._padded(ends[sampling] - 1)),
             paged_step=self._paged_step(chunks, slots, ends),
         ).logits[0, : len(sampling)]
         requests = [chunks[i].request for i in sampling]
@@ -61,9 +58,9 @@ class TorchRunner:
             positions.append(position)
             slots.append(blocks * self._block_tokens + position % self._block_tokens)
         return (
-            _padded(np.concatenate(tokens)),
-            _padded(np.concatenate(positions)),
-            _padded(np.concatenate(slots)),
+            self._padded(np.concatenate(tokens)),
+            self._padded(np.concatenate(positions)),
+            self._padded(np.concatenate(slots)),
         )
 
     def _paged_step(self, chunks: Sequence[ScheduledChunk], slots: _Ints, ends: _Ints) -> PagedStep:
@@ -96,7 +93,6 @@ class TorchRunner:
     def _tensor(self, values: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
-
-def _padded(rows: _Ints) -> _Ints:
-    """Filled up with zeros: token 0 at position 0 into block 0, which nobody reads."""
-    return np.pad(rows, (0, -len(rows) % ROW_MULTIPLE))
+    def _padded(self, rows: _Ints) -> _Ints:
+        """Filled up with zeros: token 0 at position 0 into block 0, which nobody reads."""
+        return np.pad(rows, (0, -len(rows) % self._row_multiple))
