@@ -18,8 +18,9 @@ import aiohttp
 from chairlift_cli.children import Child, describe_exit
 from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError
 from chairlift_cli.run_dir import RunDir
-from chairlift_operator.replica_plan import first_policy
-from chairlift_operator.spec import InferencePool, StepProfile
+from chairlift_operator.policy_plan import first_policy
+from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_runtime import StepProfile
 from chairlift_protocol.wire import READY_PATH
 
 POLL_S: Final = 0.05

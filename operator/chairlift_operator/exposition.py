@@ -18,6 +18,7 @@ from prometheus_client.samples import Sample
 from chairlift_operator.signals import checked
 from chairlift_protocol import metrics
 from chairlift_protocol.policy import Generation
+from chairlift_protocol.wire import RequestClass
 
 
 class ExpositionError(ValueError):
@@ -51,6 +52,8 @@ class EngineSample:
     generation_tokens: float | None = None
     num_preemptions: float | None = None
     num_finished: float | None = None
+    num_batch_running: float | None = None
+    num_batch_waiting: float | None = None
     slo_counts: tuple[SloCount, ...] = ()
     policy_generation: Generation | None = None
     rejected: tuple[str, ...] = ()
@@ -100,6 +103,8 @@ def parse_engine_metrics(text: str) -> EngineSample:
         generation_tokens=reader.reduced(metrics.GENERATION_TOKENS, sum),
         num_preemptions=reader.reduced(metrics.NUM_PREEMPTIONS, sum),
         num_finished=reader.reduced(metrics.REQUEST_SUCCESS, sum),
+        num_batch_running=reader.of_batch(metrics.REQUESTS_RUNNING),
+        num_batch_waiting=reader.of_batch(metrics.REQUESTS_WAITING),
         slo_counts=reader.slo_counts(),
         policy_generation=reader.policy_generation(),
         rejected=tuple(sorted(reader.rejected)),
@@ -118,6 +123,11 @@ class _Reader:
 
     def reduced(self, name: str, reduce: Callable[[list[float]], float]) -> float | None:
         return self._reduce(name, self._by_name.get(name, ()), reduce)
+
+    def of_batch(self, name: str) -> float | None:
+        samples = self._by_name.get(name, ())
+        batch = [s for s in samples if s.labels.get("class") == RequestClass.BATCH]
+        return self._reduce(name, batch, sum)
 
     def slo_counts(self) -> tuple[SloCount, ...]:
         groups: dict[tuple[str, float, str], dict[str, list[Sample]]] = {}

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from chairlift_operator.batch_share import LendingState
 from chairlift_operator.law import Bracket, LastMove
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import History
 from chairlift_protocol.policy import Policy
+from chairlift_protocol.wire import RequestClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class ReplicaMemory:
     stepped_back: the one cautious step of an outage was taken.
     """
 
+    request_class: RequestClass = RequestClass.INTERACTIVE
     history: History = History()
     model: StepTimeModel = StepTimeModel()
     learned_at_s: float = -math.inf
@@ -56,6 +59,7 @@ class ReplicaMemory:
     last_good: Knobs | None = None
     recommended: Knobs | None = None
     tuning: TuningState = TuningState()
+    lending: LendingState = LendingState()
     first_seen_s: float = 0.0
     last_seen_s: float = 0.0
     num_rejected_values: int = 0

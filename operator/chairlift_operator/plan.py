@@ -20,9 +20,10 @@ from chairlift_operator.decisions import (
     SetPolicy,
 )
 from chairlift_operator.memory import Memory, ReplicaMemory
+from chairlift_operator.policy_plan import FIRST_KNOBS, ReplicaPlan, Situation
 from chairlift_operator.readings import failure_of
-from chairlift_operator.replica_plan import FIRST_KNOBS, ReplicaPlan, Situation, plan_replica
-from chairlift_operator.snapshot import Snapshot
+from chairlift_operator.replica_plan import plan_replica
+from chairlift_operator.snapshot import ReplicaSnapshot, Snapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
 
@@ -43,12 +44,11 @@ class Plan:
 
 
 def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) -> Plan:
-    here = _situation(pool, snapshot, memory, now_s)
-    planned = [
-        plan_replica(here, memory.of(seen.name, now_s), seen)
-        for seen in snapshot.replicas
-        if seen.request_class is RequestClass.INTERACTIVE
-    ]
+    planned = []
+    for request_class in RequestClass:
+        seen_ones = [seen for seen in snapshot.replicas if seen.request_class is request_class]
+        here = _situation(pool, seen_ones, memory, now_s, request_class)
+        planned += [plan_replica(here, memory.of(seen.name, now_s), seen) for seen in seen_ones]
     reports = tuple(p.report for p in planned)
     health = pool_health(reports)
     actions = [p.action for p in planned if p.action is not None]
@@ -75,9 +75,16 @@ def pool_health(reports: tuple[ReplicaReport, ...]) -> Health:
     return Health.OK if Health.OK in seen else Health.LOW_SAMPLE
 
 
-def _situation(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) -> Situation:
-    good = [m.last_good for m in memory.replicas.values() if m.last_good is not None]
-    ready = [seen for seen in snapshot.replicas if seen.ready]
+def _situation(
+    pool: InferencePool,
+    seen_ones: list[ReplicaSnapshot],
+    memory: Memory,
+    now_s: float,
+    request_class: RequestClass,
+) -> Situation:
+    known = [m for m in memory.replicas.values() if m.request_class is request_class]
+    good = [m.last_good for m in known if m.last_good is not None]
+    ready = [seen for seen in seen_ones if seen.ready]
     return Situation(
         pool=pool,
         term=memory.term,
@@ -85,6 +92,7 @@ def _situation(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: f
         # Of what served well elsewhere in the pool, the most cautious.
         start_knobs=min(good, key=lambda k: (k.step_tokens, k.batch_size), default=FIRST_KNOBS),
         may_grow=all(failure_of(seen, now_s) is None for seen in ready),
+        request_class=request_class,
     )
 
 

@@ -13,7 +13,7 @@ from chairlift_operator.decisions import Condition, Health, Truth
 from chairlift_operator.exposition import EngineSample
 from chairlift_operator.memory import Knobs, Memory
 from chairlift_operator.plan import Plan, plan
-from chairlift_operator.replica_plan import first_policy
+from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.signals import Idle, Unknown, Value
 from chairlift_operator.snapshot import ReplicaSnapshot, Snapshot
 from chairlift_operator.step_time import StepCosts

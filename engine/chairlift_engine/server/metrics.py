@@ -64,6 +64,9 @@ class Metrics:
     def observe_gauges(self, gauges: Gauges, policy: Policy) -> None:
         self._running.set(sum(gauges.num_running.values()))
         self._waiting.set(sum(gauges.num_waiting.values()))
+        for request_class in RequestClass:
+            self._running_of[request_class].set(gauges.num_running[request_class])
+            self._waiting_of[request_class].set(gauges.num_waiting[request_class])
         self._kv_usage.set(1 - gauges.num_free_blocks / self._num_blocks)
         self._oldest_arrival_s = gauges.oldest_arrival_s
         self._generation_term.set(policy.generation.term)
@@ -147,16 +150,17 @@ class Metrics:
         )
         self._generation_term = generation.labels("term")
         self._generation_counter = generation.labels("counter")
-        oldest = Gauge(
-            names.OLDEST_WAITING_SECONDS,
-            "Age of the oldest waiting request; 0 when none waits.",
-            ["class"],
-            registry=self.registry,
+        self._running_of = self._class_gauge(
+            names.REQUESTS_RUNNING, "Requests that hold a slot, by class."
         )
-        for request_class in RequestClass:
-            oldest.labels(request_class).set_function(
-                partial(self._oldest_waiting_s, request_class)
-            )
+        self._waiting_of = self._class_gauge(
+            names.REQUESTS_WAITING, "Requests without a slot, by class."
+        )
+        oldest = self._class_gauge(
+            names.OLDEST_WAITING_SECONDS, "Age of the oldest waiting request; 0 when none waits."
+        )
+        for request_class, gauge in oldest.items():
+            gauge.set_function(partial(self._oldest_waiting_s, request_class))
 
     def _make_histograms(self) -> None:
         self._ttft = self._histogram(
@@ -204,6 +208,14 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _class_gauge(self, name: str, text: str) -> dict[RequestClass, Gauge]:
+        gauge = Gauge(name, text, ["class"], registry=self.registry)
+        return {request_class: gauge.labels(request_class) for request_class in RequestClass}
+
+    def _class_counter(self, name: str, text: str) -> dict[RequestClass, Counter]:
+        counter = Counter(name, text, ["class"], registry=self.registry)
+        return {request_class: counter.labels(request_class) for request_class in RequestClass}
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, list(self._labels), registry=self.registry).labels(
