@@ -36,12 +36,32 @@ class SetPolicy:
     shrinks: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SetReplicas:
+    """Have so many replicas of a class. victims: those that go, drained first; none when it grows.
+
+    drain_timeout_s: how long the requests of a victim may still run.
+    """
+
+    request_class: RequestClass
+    count: int
+    victims: tuple[str, ...]
+    reason: str
+    drain_timeout_s: float
+
+    @property
+    def shrinks(self) -> bool:
+        return bool(self.victims)
+
+
+Action = SetPolicy | SetReplicas
 Setting = int | float | str
 WORDS: Final = {
     "batchSize": "batch size",
     "stepTokens": "step tokens",
     "batchShare": "batch share",
     "scheduling": "scheduling",
+    "replicas": "replicas",
 }
 
 

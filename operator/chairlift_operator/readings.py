@@ -140,15 +140,15 @@ def demand_of(history: History, seen: ReplicaSnapshot, now_s: float) -> Demand:
     latest = history.latest
     if latest is None:
         return Demand(0.0, 0.0)
-    sample = latest.sample
+    sample, batch = latest.sample, latest.sample.of(RequestClass.BATCH)
     lends = seen.request_class is RequestClass.INTERACTIVE
     return Demand(
         num_running=sample.num_running or 0.0,
         num_waiting=sample.num_waiting or 0.0,
         context_tokens=_context_tokens(history.within(CONTEXT_WINDOW_S, now_s), seen),
         # An engine that does not tell classes apart is read as if all were interactive.
-        num_borrowing=(sample.num_batch_running or 0.0) if lends else 0.0,
-        num_borrowing_waiting=(sample.num_batch_waiting or 0.0) if lends else 0.0,
+        num_borrowing=(batch.num_running or 0.0) if lends else 0.0,
+        num_borrowing_waiting=(batch.num_waiting or 0.0) if lends else 0.0,
     )
 
 

@@ -179,6 +179,20 @@ class CapacityLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """mode Off: the numbers of replicas stay as they are, within their bounds.
+
+    scale_down_window_s: demand of so long a time must fit fewer replicas. drain_timeout_s: how long
+    the requests of a replica that goes may still run.
+    """
+
+    __pydantic_config__ = SPEC_CONFIG
+    mode: Literal["Managed", "Off"] = "Managed"
+    scale_down_window_s: Annotated[Duration, Field(alias="scaleDownWindow", ge=15)] = 300.0
+    drain_timeout_s: Annotated[Duration, Field(alias="drainTimeout")] = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     __pydantic_config__ = SPEC_CONFIG
     source: Literal["Direct"] = "Direct"
@@ -202,6 +216,7 @@ class PoolSpec:
     interactive: Interactive = Interactive()
     batch: Batch | None = None
     capacity: CapacityLimit | None = None
+    autoscaling: Autoscaling = Autoscaling()
     metrics: Metrics = Metrics()
     mode: Literal["Enforce", "Recommend"] = "Enforce"
 
@@ -223,6 +238,11 @@ class PoolSpec:
         batch = self.batch or Batch(borrowing=Borrowing())
         slo = Slo(Objective(batch.slo.maximum_wait_s), Objective(BATCH_STEP_S))
         return Aims(slo, batch.batch_size, batch.step_tokens, is_static=False)
+
+    def replicas(self, request_class: RequestClass) -> Bounds:
+        if request_class is RequestClass.INTERACTIVE:
+            return self.interactive.replicas
+        return self.batch.replicas if self.batch else BatchReplicaBounds()
 
     @property
     def max_batch_share(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from chairlift_operator.exposition import EngineSample, SloCount
+from chairlift_operator.exposition import ClassSample, EngineSample, SloCount
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan, plan
 from chairlift_operator.snapshot import EngineCapacity, PolicyReadback, ReplicaSnapshot, Snapshot
@@ -28,6 +28,7 @@ from chairlift_operator.spec import (
 from chairlift_operator.spec_runtime import Model
 from chairlift_operator.step_time import StepCosts
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_protocol.wire import RequestClass
 
 REFERENCE = StepCosts(8e-3, 0.06e-3, 0.045e-3, 5e-8)
 
@@ -261,8 +262,18 @@ class VirtualEngine:
             generation_tokens=self.tokens,
             num_preemptions=0.0,
             num_finished=self.finished,
-            num_batch_running=float(self.num_batch),
-            num_batch_waiting=float(len(self.batch_waiting)),
+            classes=(
+                ClassSample(
+                    RequestClass.INTERACTIVE,
+                    num_running=float(self.num_running - self.num_batch),
+                    num_waiting=float(len(self.waiting)),
+                ),
+                ClassSample(
+                    RequestClass.BATCH,
+                    num_running=float(self.num_batch),
+                    num_waiting=float(len(self.batch_waiting)),
+                ),
+            ),
             slo_counts=(
                 SloCount("itl", slo.itl_ms, "interactive", self.good, self.bad),
                 SloCount("ttft", slo.ttft_ms, "interactive", self.first_good, self.first_bad),

@@ -226,7 +226,7 @@ GAUGES_TRULY_ZERO = {"num_running", "num_waiting"}
 NUMBERS = [
     f.name
     for f in fields(EngineSample)
-    if f.name not in ("slo_counts", "policy_generation", "rejected")
+    if f.name not in ("slo_counts", "classes", "policy_generation", "rejected")
 ]
 
 

@@ -102,6 +102,7 @@ class Metrics:
 
     def _observe_token(self, event: TokenEvent, now_s: float) -> None:
         request = event.request
+        self._class_generation_tokens[request.request_class].inc()
         if event.gap_s is not None:
             self._itl.observe(event.gap_s)
             self._count_slo("itl", event.gap_s * 1e3, request)
@@ -109,6 +110,8 @@ class Metrics:
             assert request.first_scheduled_s is not None
             age_s = now_s - request.arrival_s
             self._prompt_tokens.inc(request.num_prompt_tokens)
+            self._first_tokens[request.request_class].inc()
+            self._class_prompt_tokens[request.request_class].inc(request.num_prompt_tokens)
             self._ttft.observe(age_s)
             self._queue_time.observe(request.first_scheduled_s - request.arrival_s)
             self._count_slo("ttft", age_s * 1e3, request)
@@ -180,6 +183,15 @@ class Metrics:
         self._prompt_tokens = self._counter(names.PROMPT_TOKENS, "Prompt tokens, at first token.")
         self._generation_tokens = self._counter(names.GENERATION_TOKENS, "Sampled tokens.")
         self._preemptions = self._counter(names.NUM_PREEMPTIONS, "Requests sent back to waiting.")
+        self._first_tokens = self._class_counter(
+            names.FIRST_TOKENS, "Requests that got their first token."
+        )
+        self._class_prompt_tokens = self._class_counter(
+            names.CLASS_PROMPT_TOKENS, "Prompt tokens by class, at first token."
+        )
+        self._class_generation_tokens = self._class_counter(
+            names.CLASS_GENERATION_TOKENS, "Sampled tokens by class."
+        )
         success = Counter(
             names.REQUEST_SUCCESS,
             "Requests that ended, also by abort or error.",
