@@ -14,13 +14,13 @@ _SOURCE = "engine /metrics"
 
 
 def conditions_of(
-    pool: InferencePool, reports: Sequence[ReplicaReport], health: Health
+    pool: InferencePool, reports: Sequence[ReplicaReport], health: Health, crowded: str | None
 ) -> tuple[Condition, ...]:
     return (
         _ready(reports),
         _metrics_available(reports, health),
         _within_slo(pool, reports),
-        _capacity_limited(pool, reports),
+        _capacity_limited(pool, reports, crowded),
         _tuned(pool, reports),
     )
 
@@ -110,7 +110,11 @@ def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condit
     return Condition("WithinSLO", Truth.UNKNOWN, "TooFewSamples", "Too few requests to tell.")
 
 
-def _capacity_limited(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
+def _capacity_limited(
+    pool: InferencePool, reports: Sequence[ReplicaReport], crowded: str | None
+) -> Condition:
+    if crowded is not None:
+        return Condition("CapacityLimited", Truth.TRUE, "ReplicasExhausted", f"{crowded}.")
     for report in reports:
         aims = pool.spec.aims(report.request_class)
         if report.infeasible and report.costs is not None:

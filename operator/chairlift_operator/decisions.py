@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from chairlift_operator.signals import Signal
+from chairlift_operator.snapshot import Phase
 from chairlift_operator.step_time import StepCosts
 from chairlift_operator.windows import Attainment
 from chairlift_protocol.policy import Policy
@@ -35,6 +36,10 @@ class SetPolicy:
     policy: Policy
     shrinks: bool
 
+    @property
+    def target(self) -> str:
+        return self.replica
+
 
 @dataclass(frozen=True, slots=True)
 class SetReplicas:
@@ -52,6 +57,10 @@ class SetReplicas:
     @property
     def shrinks(self) -> bool:
         return bool(self.victims)
+
+    @property
+    def target(self) -> str:
+        return self.request_class.value
 
 
 Action = SetPolicy | SetReplicas
@@ -131,6 +140,7 @@ class ReplicaReport:
     ready: bool
     health: Health
     request_class: RequestClass = RequestClass.INTERACTIVE
+    phase: Phase = Phase.SERVING
     held: str | None = None
     batch_share: float | None = None
     batch_size: int | None = None

@@ -68,6 +68,8 @@ class Readings:
 
 def take_in(memory: ReplicaMemory, seen: ReplicaSnapshot, now_s: float) -> ReplicaMemory:
     memory = replace(memory, last_seen_s=now_s, request_class=seen.request_class)
+    if seen.policy is not None:
+        memory = replace(memory, kv_tokens=seen.policy.capacity.kv_tokens)
     if seen.sample is not None:
         rejected = memory.num_rejected_values + len(seen.sample.rejected)
         memory = replace(memory, num_rejected_values=rejected)

@@ -24,6 +24,7 @@ def report_of(
         ready=seen.ready,
         health=readings.health,
         request_class=seen.request_class,
+        phase=seen.phase,
         batch_share=told.batch_class_share if told else None,
         held=held,
         batch_size=told.batch_size if told else None,

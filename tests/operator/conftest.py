@@ -7,9 +7,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
+from chairlift_operator.decisions import SetPolicy
 from chairlift_operator.exposition import ClassSample, EngineSample, SloCount
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan, plan
@@ -22,6 +24,7 @@ from chairlift_operator.spec import (
     Metadata,
     Objective,
     PoolSpec,
+    ReplicaBounds,
     Slo,
     StepTokensBounds,
 )
@@ -40,14 +43,18 @@ def _pool(
     mode: str = "Enforce",
     scheduling: str = "Continuous",
     batch_work: Batch | None = None,
+    replicas: tuple[int, int] = (1, 1),
+    **spec_values: Any,
 ) -> InferencePool:
     interactive = Interactive(
         slo=Slo(Objective(3.0), Objective(itl_s)),
         batch_size=BatchSizeBounds(*batch),
         step_tokens=StepTokensBounds(*step),
         scheduling=scheduling,  # type: ignore[arg-type]
+        replicas=ReplicaBounds(*replicas),
     )
     spec = PoolSpec(Model("m", "cache://m"), interactive=interactive, batch=batch_work)
+    spec = replace(spec, **spec_values)
     return InferencePool(Metadata("chat"), replace(spec, mode=mode))  # type: ignore[arg-type]
 
 
@@ -337,6 +344,7 @@ def _close_loop(
         made = plan(pool, snapshot, memory, engine.now_s)
         memory = made.memory
         for action in made.actions:
+            assert isinstance(action, SetPolicy)
             engine.policy = action.policy
         yield Ticked(engine.now_s, made, engine.good - good, engine.bad - bad)
         good, bad = engine.good, engine.bad
