@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FIELDS = {"batchSize": "batch size", "stepTokens": "step tokens"}
+FIELDS = {
+    "batchSize": "batch size",
+    "stepTokens": "step tokens",
+    "batchShare": "batch share",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,21 @@
 """The operator's control loop over one machine's engines, with a journal and a view.
 
-Only joins parts: addresses from `engine_process`, decisions from the operator, a screen by `view`.
+Only joins parts: engines from `fleet`, decisions from the operator, a screen by `view`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 import aiohttp
 
-from chairlift_cli.engine_process import EngineProcess
 from chairlift_cli.errors import CliError
+from chairlift_cli.fleet import LocalFleet
 from chairlift_cli.view import View
 from chairlift_operator.control_loop import AnchoredClock, ControlLoop, Tick
 from chairlift_operator.direct_cluster import DirectCluster
-from chairlift_operator.engine_client import ReplicaEndpoint
 from chairlift_operator.journal import JournalWriter
 from chairlift_operator.memory import Memory
 from chairlift_operator.spec import InferencePool
@@ -35,20 +33,12 @@ def open_journal(path: Path) -> TextIO:
 
 async def run_control_loop(
     pool: InferencePool,
-    engines: Sequence[EngineProcess],
-    admin_token: str,
+    fleet: LocalFleet,
     session: aiohttp.ClientSession,
     journal: TextIO,
     view: View,
 ) -> None:
     """Tick until cancelled."""
-
-    def endpoints() -> list[ReplicaEndpoint]:
-        return [
-            ReplicaEndpoint(engine.name, address.url, address.admin_url, admin_token)
-            for engine in engines
-            if (address := engine.address) is not None
-        ]
 
     def show(tick: Tick) -> None:
         view.show(tick.plan)
@@ -56,7 +46,7 @@ async def run_control_loop(
     memory = Memory.start()
     loop = ControlLoop(
         pool,
-        DirectCluster(pool.name, endpoints, session, AnchoredClock()),
+        DirectCluster(pool.name, fleet, session, AnchoredClock()),
         memory,
         JournalWriter(journal, memory),
         on_tick=show,

@@ -18,11 +18,13 @@ import aiohttp
 from chairlift_cli.children import Child, describe_exit
 from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError
 from chairlift_cli.run_dir import RunDir
-from chairlift_operator.replica_plan import first_policy
-from chairlift_operator.spec import InferencePool, StepProfile
-from chairlift_protocol.wire import READY_PATH
+from chairlift_operator.policy_plan import first_policy
+from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_runtime import StepProfile
+from chairlift_protocol.wire import ADMIN_DRAIN_PATH, READY_PATH, RequestClass
 
 POLL_S: Final = 0.05
+DRAIN_POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
 # Streams have ended by the time an engine is asked to go: the gateway drains first.
 ENGINE_DRAIN_S: Final = 1.0
@@ -44,8 +46,15 @@ class EngineAddress:
 class EngineProcess:
     """`address` is None until the engine is ready to serve and after it has ended."""
 
-    def __init__(self, name: str, pool: InferencePool, run_dir: RunDir) -> None:
+    def __init__(
+        self,
+        name: str,
+        pool: InferencePool,
+        run_dir: RunDir,
+        request_class: RequestClass = RequestClass.INTERACTIVE,
+    ) -> None:
         self.name = name
+        self.request_class = request_class
         self.address: EngineAddress | None = None
         self._pool = pool
         self._run_dir = run_dir
@@ -58,12 +67,12 @@ class EngineProcess:
         announce_file = self._run_dir.announce_file(self.name)
         announce_file.unlink(missing_ok=True)
         policy_file = self._run_dir.policy_file(self.name)
-        policy_file.write_text(json.dumps(first_policy(self._pool).to_json()))
+        policy_file.write_text(json.dumps(first_policy(self._pool, self.request_class).to_json()))
         child = self._child = await Child.start(
             self.name, self._command(), self._run_dir.log_file(self.name)
         )
         started_s = reported_s = time.monotonic()
-        report_progress(f"loading {self._pool.spec.model.name} …")
+        report_progress(f"{self.name}: loading {self._pool.spec.model.name} …")
         while (address := await self._ready_address(session)) is None:
             if child.exit_code is not None:
                 raise EngineFailed(
@@ -73,7 +82,7 @@ class EngineProcess:
             if time.monotonic() - reported_s >= PROGRESS_S:
                 reported_s = time.monotonic()
                 elapsed_s = reported_s - started_s
-                report_progress(f"loading {self._pool.spec.model.name} … ({elapsed_s:.0f} s)")
+                report_progress(f"{self.name}: still loading ({elapsed_s:.0f} s)")
             await asyncio.sleep(POLL_S)
         self.address = address
 
@@ -83,6 +92,23 @@ class EngineProcess:
         exit_code = await self._child.wait()
         self.address = None
         return f"engine {self.name} {describe_exit(exit_code)}"
+
+    async def drain(self, session: aiohttp.ClientSession, timeout_s: float) -> bool:
+        """Take no new work; True once what was admitted has ended, False after `timeout_s`."""
+        assert self.address is not None
+        headers = {"Authorization": f"Bearer {self._run_dir.admin_token}"}
+        try:
+            async with asyncio.timeout(timeout_s):
+                drain_url = self.address.admin_url + ADMIN_DRAIN_PATH
+                while True:  # it answers how many are left, each time it is asked
+                    async with session.post(drain_url, headers=headers) as response:
+                        if (await response.json())["num_left"] == 0:
+                            return True
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            return False
+        except (aiohttp.ClientError, KeyError, ValueError):
+            return True  # it is gone, and its requests with it
 
     async def stop(self) -> None:
         if self._child is not None:
@@ -106,6 +132,7 @@ class EngineProcess:
 
     def _command(self) -> list[str]:
         spec, run_dir = self._pool.spec, self._run_dir
+        aims = spec.aims(self.request_class)
         options = {
             "--runner": "simulator" if spec.runtime.engine == "simulator" else "torch",
             "--model-source": spec.model.source,
@@ -115,8 +142,8 @@ class EngineProcess:
             "--host": "127.0.0.1",
             "--port": 0,
             "--admin-port": 0,
-            "--batch-size": spec.interactive.batch_size.max,
-            "--step-tokens": spec.interactive.step_tokens.max,
+            "--batch-size": aims.batch_size.max,
+            "--step-tokens": aims.step_tokens.max,
             "--policy-file": run_dir.policy_file(self.name),
             "--admin-token-file": run_dir.admin_token_file,
             "--internal-token-file": run_dir.internal_token_file,

@@ -11,11 +11,12 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from chairlift_cli.errors import CliError
+from chairlift_operator.engine_client import ReplicaEndpoint
 
 
 class RunDir:
@@ -27,7 +28,7 @@ class RunDir:
         self.journal_file = path / "journal.jsonl"
         self.admin_token = self._new_token(self.admin_token_file)
         self._new_token(self.internal_token_file)
-        self.write_endpoints({})
+        self.write_endpoints([])
 
     def announce_file(self, name: str) -> Path:
         return self.path / f"{name}.announce.json"
@@ -38,9 +39,11 @@ class RunDir:
     def log_file(self, name: str) -> Path:
         return self.path / f"{name}.log"
 
-    def write_endpoints(self, urls: Mapping[str, str]) -> None:
-        """Replica names and URLs that the gateway may use from now on; replaced atomically."""
-        replicas = [{"name": name, "url": url} for name, url in urls.items()]
+    def write_endpoints(self, endpoints: Sequence[ReplicaEndpoint]) -> None:
+        """What the gateway may use from now on, each with its class; replaced atomically."""
+        replicas = [
+            {"name": e.name, "url": e.public_url, "class": e.request_class.value} for e in endpoints
+        ]
         scratch = self.endpoints_file.with_suffix(".new")
         scratch.write_text(json.dumps({"replicas": replicas}) + "\n")
         os.replace(scratch, self.endpoints_file)

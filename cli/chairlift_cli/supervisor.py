@@ -1,7 +1,7 @@
-"""One pool on one machine: engine and gateway as child processes, the control loop in this one.
+"""One pool on one machine: engines and gateway as child processes, the control loop in this one.
 
-Starts them, restarts what dies, drains on the first signal and ends at once on the second. Knows no
-policy: the loop decides. `local` calls `serve`.
+Starts the gateway, and through `fleet` the engines; restarts what dies, drains on the first signal
+and ends at once on the second. Knows no policy: the loop decides. `local` calls `serve`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO, TypeAlias
+from typing import Final, TextIO
 
 import aiohttp
 
+from chairlift_cli.backoff import Backoff
 from chairlift_cli.control import open_journal, run_control_loop
-from chairlift_cli.engine_process import EngineProcess
 from chairlift_cli.errors import CliError
+from chairlift_cli.fleet import LocalFleet
 from chairlift_cli.gateway_process import GatewayProcess, claim_port
 from chairlift_cli.run_dir import RunDir, open_run_dir
 from chairlift_cli.stopping import Stopping, stop_signals, until
@@ -27,15 +27,7 @@ from chairlift_cli.view import View
 from chairlift_operator.spec import InferencePool
 
 DRAIN_S: Final = 30.0
-# A child that dies is started again after 1, 2, 4 … seconds; one that lived long, after 1 again.
-FIRST_BACKOFF_S: Final = 1.0
-LONGEST_BACKOFF_S: Final = 30.0
-LONG_LIFE_S: Final = 60.0
-ENGINE_NAME: Final = "interactive-0"
 HTTP_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
-
-Ending: TypeAlias = Callable[[], Coroutine[Any, Any, str]]
-Starting: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +78,15 @@ class LocalPool:
         view: View,
     ) -> None:
         self._pool = pool
-        self._engine = EngineProcess(ENGINE_NAME, pool, run_dir)
+        self._fleet = LocalFleet(pool, run_dir, session, gateway.url, view)
         self._gateway = gateway
-        self._run_dir = run_dir
         self._session = session
         self._view = view
 
     async def start(self) -> None:
         """Return when a request would be answered."""
         await self._gateway.start(self._session)
-        await self._start_engine()
+        await self._fleet.start_first()
         url = f"{self._gateway.url}/v1"
         message = {"role": "user", "content": "Hello!"}
         body = json.dumps({"model": self._pool.spec.model.name, "messages": [message]})
@@ -107,23 +98,16 @@ class LocalPool:
     async def run(self, journal: TextIO) -> None:
         """Control and keep alive until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_engine())
+            tasks.create_task(self._fleet.keep())
             tasks.create_task(self._keep_gateway())
-            await run_control_loop(
-                self._pool,
-                [self._engine],
-                self._run_dir.admin_token,
-                self._session,
-                journal,
-                self._view,
-            )
+            await run_control_loop(self._pool, self._fleet, self._session, journal, self._view)
 
     async def drain(self, stopping: Stopping) -> None:
         """Let streams finish, until a second signal."""
 
         async def in_order() -> None:
             await self._gateway.drain()
-            await self._engine.stop()
+            await self._fleet.stop()
 
         self._view.say("draining: streams may finish; Ctrl-C again ends at once")
         await until(stopping.insisted, in_order())
@@ -131,41 +115,21 @@ class LocalPool:
     async def end(self) -> None:
         """Leave no process, whatever happened before."""
         await self._gateway.end()
-        await self._engine.end()
-
-    async def _start_engine(self) -> None:
-        await self._engine.start(self._session, self._view.say)
-        assert self._engine.address is not None
-        self._run_dir.write_endpoints({self._engine.name: self._engine.address.url})
-
-    async def _keep_engine(self) -> None:
-        async def until_it_ends() -> str:
-            sentence = await self._engine.wait()
-            self._run_dir.write_endpoints({})
-            return sentence
-
-        await self._keep_alive(until_it_ends, self._start_engine)
+        await self._fleet.end()
 
     async def _keep_gateway(self) -> None:
-        await self._keep_alive(self._gateway.wait, lambda: self._gateway.start(self._session))
-
-    async def _keep_alive(self, until_it_ends: Ending, start: Starting) -> None:
         """Start again whatever ends, ever less often while it does not live long."""
-        loop = asyncio.get_running_loop()
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while True:
-            started_s = loop.time()
-            why = await until_it_ends()
-            if loop.time() - started_s >= LONG_LIFE_S:
-                backoff_s = FIRST_BACKOFF_S
+            with backoff.timed():
+                why = await self._gateway.wait()
             while why:
-                self._view.say(f"{why}; starting it again in {backoff_s:g} s")
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+                self._view.say(f"{why}; starting it again in {backoff.next_s:g} s")
+                await backoff.sleep()
                 try:
-                    await start()
+                    await self._gateway.start(self._session)
                 except CliError as error:
                     why = str(error)
                 else:
                     why = ""
-            self._view.say("serving again")
+            self._view.say("the gateway is serving again")

@@ -17,8 +17,10 @@ from rich.text import Text
 
 from chairlift_operator.decisions import Condition, Decision, ReplicaReport, Truth
 from chairlift_operator.plan import Plan
+from chairlift_operator.snapshot import Phase
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.windows import Attainment
+from chairlift_protocol.wire import RequestClass
 
 NUM_DECISIONS_SHOWN: Final = 6
 UNKNOWN: Final = "–"
@@ -26,12 +28,14 @@ NUMBERS: Final = (
     "TTFT met",
     "gaps met",
     "running",
+    "of it batch",
     "waiting",
     "KV",
     "tokens/s",
     "step",
     "batch size",
     "step tokens",
+    "batch share",
 )
 # The one condition whose truth is the trouble.
 BAD_WHEN_TRUE: Final = "CapacityLimited"
@@ -108,9 +112,13 @@ class LiveView:
         for heading in NUMBERS:
             table.add_column(heading, justify="right")
         table.add_column("signals")
-        for report in plan.replicas:
+        for report in sorted(plan.replicas, key=_in_order):
             table.add_row(*_cells(report))
-        lines = [*self._decisions, *map(trouble_line, troubles_of(plan))]
+        lines = [
+            pools_line(self._pool, plan),
+            *self._decisions,
+            *map(trouble_line, troubles_of(plan)),
+        ]
         return Group(table, *map(Text, lines))
 
 
@@ -132,18 +140,48 @@ def decision_line(decision: Decision) -> str:
     return f"{decision.replica}: {decision.sentence}{said}"
 
 
+def pools_line(pool: InferencePool, plan: Plan) -> str:
+    """How many replicas each class has, and may have."""
+    parts = []
+    for request_class in RequestClass:
+        bounds = pool.spec.replicas(request_class)
+        own = [r for r in plan.replicas if r.request_class is request_class]
+        if bounds.max or own:
+            num_ready = sum(r.ready and r.phase is Phase.SERVING for r in own)
+            others = [
+                f"{count} {phase}"
+                for phase in (Phase.STARTING, Phase.DRAINING)
+                if (count := sum(r.phase is phase for r in own))
+            ]
+            allowed = f"{bounds.min} to {bounds.max} allowed"
+            parts.append(f"{request_class}: {', '.join([f'{num_ready} ready', *others, allowed])}")
+    return "; ".join(parts)
+
+
+def _in_order(report: ReplicaReport) -> tuple[bool, int, str]:
+    return report.request_class.value != RequestClass.INTERACTIVE, len(report.name), report.name
+
+
+def _name(report: ReplicaReport) -> str:
+    if report.phase is not Phase.SERVING:
+        return f"{report.name} ({report.phase})"
+    return report.name if report.ready else f"{report.name} (not ready)"
+
+
 def _cells(report: ReplicaReport) -> list[str]:
     return [
-        report.name if report.ready else f"{report.name} (not ready)",
+        _name(report),
         _attainment(report.first_token),
         _attainment(report.inter_token),
         _number(report.num_running),
+        _number(report.num_borrowing if report.num_running is not None else None),
         _number(report.num_waiting),
         UNKNOWN if report.kv_usage is None else f"{100 * report.kv_usage:.0f} %",
         _number(report.output_tokens_per_s),
         UNKNOWN if report.step_s is None else f"{1e3 * report.step_s:.1f} ms",
         _number(report.batch_size),
         _number(report.step_tokens),
+        UNKNOWN if report.batch_share is None else f"{100 * report.batch_share:.0f} %",
         report.health.value if report.held is None else report.held,
     ]
 

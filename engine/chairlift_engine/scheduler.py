@@ -114,6 +114,9 @@ class Scheduler:
         """Plan the next step: preempt, grow, admit. `commit` must follow if it has chunks."""
         num_preemptions = self.residency.num_preemptions
         retry_after_s = None
+        if self.policy.batch_class_share == 0:
+            for request in self.residency.running_of(BATCH):
+                self.residency.preempt(request)
         if self.policy.scheduling == "static":
             decodes, prefills = self._static.plan(now_s)
             retry_after_s = self._static.fill_wait_left_s(now_s)
@@ -148,9 +151,6 @@ class Scheduler:
 
     def _plan_continuous(self, now_s: float) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
         """Decodes and prefills of the next step."""
-        if self.policy.batch_class_share == 0:
-            for request in self.residency.running_of(BATCH):
-                self.residency.preempt(request)
         draft = _Draft(now_s, self.policy.step_tokens)
         self._plan_decodes(draft)
         self._plan_begun_prefills(draft, INTERACTIVE)

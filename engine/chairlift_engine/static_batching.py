@@ -51,11 +51,12 @@ class StaticBatching:
         self._ended += [self._padding(r.num_tokens - 1, r.num_tokens) for r in finished]
 
     def _fill(self, now_s: float) -> None:
+        residency = self._residency
         for request_class in (INTERACTIVE, BATCH):
-            for request in tuple(self._residency.waiting[request_class]):
+            for request in tuple(residency.waiting[request_class]):
                 if not (residency.may_start(request_class) and residency.make_room(request)):
                     return
-                self._residency.start(request, now_s)
+                residency.start(request, now_s)
 
     def _prefills(self, starting: list[Request]) -> list[ScheduledChunk]:
         longest = max((r.num_uncomputed_tokens for r in starting), default=0)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from chairlift_gateway.routing import Replica
+from chairlift_protocol.wire import RequestClass
 
 POLL_S = 0.2
 
@@ -94,7 +95,7 @@ def parse_endpoints(content: bytes) -> tuple[Replica, ...]:
         raise EndpointsError(f"must be JSON: {error}") from error
     listed = document.get("replicas") if isinstance(document, dict) else None
     if not isinstance(listed, list):
-        raise EndpointsError('must be {"replicas": [{"name": ..., "url": ...}]}')
+        raise EndpointsError('must be {"replicas": [{"name": ..., "url": ..., "class": ...}]}')
     replicas = tuple(_replica(position, item) for position, item in enumerate(listed))
     names = [replica.name for replica in replicas]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -110,7 +111,11 @@ def _replica(position: int, item: Any) -> Replica:
         raise EndpointsError(
             f"replicas[{position}].url: must be like http://127.0.0.1:8000, not {url!r}"
         )
-    return Replica(name, url.rstrip("/"))
+    serves = item.get("class", RequestClass.INTERACTIVE.value)
+    if serves not in list(RequestClass):
+        known = " or ".join(RequestClass)
+        raise EndpointsError(f"replicas[{position}].class: must be {known}, not {serves!r}")
+    return Replica(name, url.rstrip("/"), RequestClass(serves))
 
 
 def _is_base_url(url: str) -> bool:

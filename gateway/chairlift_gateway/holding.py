@@ -24,7 +24,10 @@ class HoldFull(Exception):
 
 class Holding:
     def __init__(
-        self, num_max: int, num_routable: Callable[[], int], metrics: GatewayMetrics
+        self,
+        num_max: int,
+        num_routable: Callable[[RequestClass], int],
+        metrics: GatewayMetrics,
     ) -> None:
         self._num_max = num_max
         self._num_routable = num_routable
@@ -71,13 +74,18 @@ class Holding:
                 await self._releasing
 
     async def _release_paced(self) -> None:
-        while self.num_held and (num_released := RELEASED_PER_REPLICA * self._num_routable()):
-            for _ in range(min(num_released, self.num_held)):
-                waiter = self._pop_first()
+        while self._release_some():
+            await asyncio.sleep(RELEASE_PAUSE_S)
+
+    def _release_some(self) -> bool:
+        """Let a few go for each replica that serves their class; False when there are none."""
+        num_used = 0  # by interactive requests, of what batch ones may share
+        for request_class, queue in self._waiting.items():
+            num_open = RELEASED_PER_REPLICA * self._num_routable(request_class) - num_used
+            for _ in range(min(num_open, len(queue))):
+                waiter = queue.popleft()
+                num_used += 1
                 # One that gave up in this very turn of the loop is still in its queue.
                 if not waiter.done():
                     waiter.set_result(None)
-            await asyncio.sleep(RELEASE_PAUSE_S)
-
-    def _pop_first(self) -> asyncio.Future[None]:
-        return next(queue for queue in self._waiting.values() if queue).popleft()
+        return num_used > 0

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from chairlift_protocol.load import Load
+from chairlift_protocol.wire import RequestClass
 
 # A stated load older than this says nothing.
 STATEMENT_FRESH_S = 10.0
@@ -27,23 +28,33 @@ class Replica:
 
     name: str
     url: str
+    request_class: RequestClass = RequestClass.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`last_turn` orders equals: the one whose last turn is longest ago comes first."""
+    """`last_turn` orders equals: the one whose last turn is longest ago comes first.
+
+    is_second_choice: it may not want this class of work, but nobody knows better.
+    """
 
     replica: Replica
     num_requests: int
     is_avoided: bool
     last_turn: int
+    is_second_choice: bool = False
 
 
 def least_loaded(candidates: Sequence[Candidate]) -> Candidate | None:
     """The least loaded of those not avoided, else the least loaded of the avoided."""
     return min(
         candidates,
-        key=lambda each: (each.is_avoided, each.num_requests, each.last_turn),
+        key=lambda each: (
+            each.is_avoided,
+            each.is_second_choice,
+            each.num_requests,
+            each.last_turn,
+        ),
         default=None,
     )
 
@@ -52,6 +63,7 @@ def least_loaded(candidates: Sequence[Candidate]) -> Candidate | None:
 class _Account:
     num_in_flight: int = 0
     num_of_others: int = 0
+    lend_share: float = 0.0
     is_draining: bool = False
     stated_at_s: float = float("-inf")
     avoided_until_s: float = float("-inf")
@@ -62,6 +74,10 @@ class _Account:
 
     def is_routable(self, now_s: float) -> bool:
         return not (self.is_draining and self.is_stated(now_s))
+
+    def lends(self, now_s: float) -> bool | None:
+        """Whether batch work may borrow it; None when it has not said so lately."""
+        return self.lend_share > 0 if self.is_stated(now_s) else None
 
     def num_requests(self, now_s: float) -> int:
         return self.num_in_flight + (self.num_of_others if self.is_stated(now_s) else 0)
@@ -93,18 +109,37 @@ class Router:
             self._accounts.setdefault(replica, _Account())
         return changed
 
-    def num_routable(self, now_s: float) -> int:
-        return sum(self._accounts[replica].is_routable(now_s) for replica in self._listed)
+    def num_routable(self, request_class: RequestClass, now_s: float) -> int:
+        return len(self._candidates(request_class, now_s))
 
-    def choose(self, now_s: float, excluding: Replica | None = None) -> Replica | None:
-        candidates = [
-            Candidate(replica, account.num_requests(now_s), account.avoided_until_s > now_s,
-                      account.last_turn)
-            for replica in self._listed
-            if (account := self._accounts[replica]).is_routable(now_s) and replica != excluding
-        ]  # fmt: skip
-        chosen = least_loaded(candidates)
+    def choose(
+        self, request_class: RequestClass, now_s: float, excluding: Replica | None = None
+    ) -> Replica | None:
+        """Interactive work goes to interactive replicas only, batch work also to those that
+        lend."""
+        candidates = self._candidates(request_class, now_s)
+        chosen = least_loaded([each for each in candidates if each.replica != excluding])
         return chosen.replica if chosen else None
+
+    def _candidates(self, request_class: RequestClass, now_s: float) -> list[Candidate]:
+        found = []
+        for replica in self._listed:
+            account = self._accounts[replica]
+            is_own = replica.request_class is request_class
+            borrows = not is_own and request_class is RequestClass.BATCH
+            lends = account.lends(now_s) if borrows else is_own
+            if lends is False or not account.is_routable(now_s):
+                continue
+            found.append(
+                Candidate(
+                    replica=replica,
+                    num_requests=account.num_requests(now_s),
+                    is_avoided=account.avoided_until_s > now_s,
+                    last_turn=account.last_turn,
+                    is_second_choice=lends is None,
+                )
+            )
+        return found
 
     def begin(self, replica: Replica) -> None:
         """Count a request as in flight; every begin is followed by exactly one end."""
@@ -124,6 +159,7 @@ class Router:
         account = self._accounts[replica]
         stated = load.num_running + load.num_waiting
         account.num_of_others = max(0, stated - account.num_in_flight)
+        account.lend_share = load.lend_share
         account.is_draining = load.draining
         account.stated_at_s = now_s
 

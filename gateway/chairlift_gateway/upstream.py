@@ -35,6 +35,8 @@ KEEPALIVE_S: Final = 3.0
 # With no other replica, a second try waits this long for the list to change.
 SECOND_TRY_PAUSE_S: Final = 1.0
 # Read from a replica ahead of the client: two of these, then the replica's socket is left full.
+# Held batch work asks this often whether a replica has begun to lend.
+LOOK_AGAIN_S: Final = 1.0
 READ_AHEAD_BYTES: Final = 64 * 1024
 
 _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -88,7 +90,7 @@ class Upstream:
         self._metrics = metrics
         self._hold_s = hold_s
         self._holding = Holding(
-            hold_max, lambda: self.router.num_routable(time.monotonic()), metrics
+            hold_max, lambda c: self.router.num_routable(c, time.monotonic()), metrics
         )
 
     async def close(self) -> None:
@@ -131,7 +133,7 @@ class Upstream:
             response = await self._send(call, replica)
             self._learn(replica, response)
             if response.status == HTTPStatus.SERVICE_UNAVAILABLE and may_retry:
-                if self._has_prospects_without(replica):
+                if self._has_prospects_without(replica, call.request_class):
                     response.close()
                     response = None
         except UPSTREAM_ERRORS as error:
@@ -143,23 +145,30 @@ class Upstream:
                 self.router.end(replica)
         return response
 
-    def _has_prospects_without(self, replica: Replica) -> bool:
+    def _has_prospects_without(self, replica: Replica, request_class: RequestClass) -> bool:
         """A lone busy replica's refusal is an answer; a draining one will have a successor."""
         now_s = time.monotonic()
         is_leaving = self.router.is_draining(replica, now_s)
-        return is_leaving or self.router.choose(now_s, excluding=replica) is not None
+        return is_leaving or (
+            self.router.choose(request_class, now_s, excluding=replica) is not None
+        )
 
     async def _route(self, call: Call, failed: Replica | None) -> Replica:
         if failed is not None:
             self.publish(self._source.latest())
-            if self.router.choose(time.monotonic(), excluding=failed) is None:
+            now_s = time.monotonic()
+            if self.router.choose(call.request_class, now_s, excluding=failed) is None:
                 await self._hold(call, SECOND_TRY_PAUSE_S)
         while True:
             now_s = time.monotonic()
-            chosen = self.router.choose(now_s, excluding=failed) or self.router.choose(now_s)
+            chosen = self.router.choose(call.request_class, now_s, excluding=failed)
+            chosen = chosen or self.router.choose(call.request_class, now_s)
             if chosen is not None:
                 return chosen
-            if not await self._hold(call, self._hold_s):
+            # Whether replicas lend changes without the list of them, so batch work looks again.
+            is_batch = call.request_class is RequestClass.BATCH
+            at_most_s = LOOK_AGAIN_S if is_batch else self._hold_s
+            if not await self._hold(call, at_most_s) and now_s - call.received_s >= self._hold_s:
                 raise not_ready(
                     f"No engine replica became ready within {self._hold_s:g} s; please try again."
                 )

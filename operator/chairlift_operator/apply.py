@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from chairlift_operator.cluster import ActionResult
-from chairlift_operator.decisions import SetPolicy
+from chairlift_operator.decisions import Action, SetPolicy, SetReplicas
 from chairlift_operator.engine_client import EngineClient, EngineError
 
 
 async def apply_actions(
-    actions: Sequence[SetPolicy], clients: Mapping[str, EngineClient]
+    actions: Sequence[Action],
+    clients: Mapping[str, EngineClient],
+    set_replicas: Callable[[SetReplicas], str],
 ) -> tuple[ActionResult, ...]:
+    """`set_replicas` begins what takes minutes and says so in a sentence."""
     results: list[ActionResult] = []
     for shrinks in (True, False):
         phase = [action for action in actions if action.shrinks is shrinks]
-        results += await asyncio.gather(*(_set_policy(action, clients) for action in phase))
+        policies = [a for a in phase if isinstance(a, SetPolicy)]
+        results += await asyncio.gather(*(_set_policy(action, clients) for action in policies))
+        for action in phase:
+            if isinstance(action, SetReplicas):
+                results.append(ActionResult(action, True, set_replicas(action)))
     return tuple(results)
 
 

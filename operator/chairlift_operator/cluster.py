@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from chairlift_operator.decisions import SetPolicy
+from chairlift_operator.decisions import Action
 from chairlift_operator.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What became of one action. verified: the engine was seen to hold the new policy."""
+    """What became of one action. verified: the engine holds the policy, or replicas are on their
+    way."""
 
-    action: SetPolicy
+    action: Action
     verified: bool
     detail: str
 
@@ -28,6 +29,6 @@ class Cluster(Protocol):
         """The pool now. A replica that cannot be read is in it, with the reason."""
         ...
 
-    async def apply(self, actions: Sequence[SetPolicy]) -> tuple[ActionResult, ...]:
+    async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
         """Perform actions in their order and read back; a failure is a result, not an exception."""
         ...

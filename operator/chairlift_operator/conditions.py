@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from chairlift_operator.decisions import Condition, Health, NamedSignal, ReplicaReport, Truth
 from chairlift_operator.signals import Idle, Signal, Unknown, Value
-from chairlift_operator.spec import InferencePool, Objective
+from chairlift_operator.spec import InferencePool
 from chairlift_operator.windows import Attainment
+from chairlift_protocol.wire import RequestClass
 
 _SOURCE = "engine /metrics"
 
 
 def conditions_of(
-    pool: InferencePool, reports: Sequence[ReplicaReport], health: Health
+    pool: InferencePool, reports: Sequence[ReplicaReport], health: Health, crowded: str | None
 ) -> tuple[Condition, ...]:
     return (
         _ready(reports),
         _metrics_available(reports, health),
         _within_slo(pool, reports),
-        _capacity_limited(pool, reports),
+        _capacity_limited(pool, reports, crowded),
         _tuned(pool, reports),
     )
 
@@ -59,8 +60,9 @@ def _signal(report: ReplicaReport, name: str, number: float | None, now_s: float
 
 
 def _ready(reports: Sequence[ReplicaReport]) -> Condition:
-    num_ready = sum(r.ready for r in reports)
-    message = f"{num_ready} of {len(reports)} interactive replicas are ready."
+    interactive = [r for r in reports if r.request_class is RequestClass.INTERACTIVE]
+    num_ready = sum(r.ready for r in interactive)
+    message = f"{num_ready} of {len(interactive)} interactive replicas are ready."
     if num_ready:
         return Condition("Ready", Truth.TRUE, "ReplicasReady", message)
     return Condition("Ready", Truth.FALSE, "NoReplicaReady", message)
@@ -83,15 +85,14 @@ def _camel(health: Health) -> str:
 
 
 def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
-    slo = pool.spec.interactive.slo
     missed, met = [], []
-    kinds: list[tuple[str, Objective, Callable[[ReplicaReport], Attainment | None]]] = [
-        ("gaps", slo.inter_token_latency, lambda r: r.inter_token),
-        ("first tokens", slo.time_to_first_token, lambda r: r.first_token),
-    ]
-    for noun, objective, attained in kinds:
+    for noun in ("gaps", "first tokens"):
         for report in reports:
-            seen = attained(report)
+            slo = pool.spec.aims(report.request_class).slo
+            if noun == "gaps":
+                objective, seen = slo.inter_token_latency, report.inter_token
+            else:
+                objective, seen = slo.time_to_first_token, report.first_token
             if seen is None or report.health in (Health.STALE, Health.MISSING):
                 continue
             sentence = (
@@ -109,12 +110,16 @@ def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condit
     return Condition("WithinSLO", Truth.UNKNOWN, "TooFewSamples", "Too few requests to tell.")
 
 
-def _capacity_limited(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
-    interactive = pool.spec.interactive
+def _capacity_limited(
+    pool: InferencePool, reports: Sequence[ReplicaReport], crowded: str | None
+) -> Condition:
+    if crowded is not None:
+        return Condition("CapacityLimited", Truth.TRUE, "ReplicasExhausted", f"{crowded}.")
     for report in reports:
+        aims = pool.spec.aims(report.request_class)
         if report.infeasible and report.costs is not None:
             costs = report.costs
-            floor = interactive.step_tokens.min
+            floor = aims.step_tokens.min
             return Condition(
                 "CapacityLimited",
                 Truth.TRUE,
@@ -123,14 +128,16 @@ def _capacity_limited(pool: InferencePool, reports: Sequence[ReplicaReport]) -> 
                 f"{1e3 * costs.step_s(1, floor - 1, 0):.0f} ms; raise interTokenLatency.threshold, "
                 "lower stepTokens.min or use faster hardware.",
             )
+        if report.request_class is RequestClass.BATCH:
+            continue  # a backlog is what batch replicas are for
         full = report.batch_size is not None and (report.num_running or 0) >= report.batch_size
-        if full and (report.num_waiting or 0) > 0:
+        if full and report.num_own_waiting > 0:
             return Condition(
                 "CapacityLimited",
                 Truth.TRUE,
                 "BatchFull",
                 f"{report.name}: all {report.batch_size} slots run and "
-                f"{report.num_waiting:.0f} requests wait; the objectives allow no more.",
+                f"{report.num_own_waiting:.0f} requests wait; the objectives allow no more.",
             )
     return Condition("CapacityLimited", Truth.FALSE, "Enough", "No request waits for a slot.")
 

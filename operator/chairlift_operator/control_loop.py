@@ -97,7 +97,7 @@ class ControlLoop:
         results = await self._cluster.apply(made.actions)
         for result in results:
             if not result.verified:
-                logger.warning("%s %s: %s", pool.name, result.action.replica, result.detail)
+                logger.warning("%s %s: %s", pool.name, result.action.target, result.detail)
         if self._journal is not None:
             self._journal.tick(pool, snapshot, made, results)
         tick = Tick(snapshot, made, results)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from chairlift_operator.signals import Signal
+from chairlift_operator.snapshot import Phase
 from chairlift_operator.step_time import StepCosts
 from chairlift_operator.windows import Attainment
 from chairlift_protocol.policy import Policy
+from chairlift_protocol.wire import RequestClass
 
 
 class Health(StrEnum):
@@ -33,6 +36,53 @@ class SetPolicy:
     policy: Policy
     shrinks: bool
 
+    @property
+    def target(self) -> str:
+        return self.replica
+
+
+@dataclass(frozen=True, slots=True)
+class SetReplicas:
+    """Have so many replicas of a class. victims: those that go, drained first; none when it grows.
+
+    drain_timeout_s: how long the requests of a victim may still run.
+    """
+
+    request_class: RequestClass
+    count: int
+    victims: tuple[str, ...]
+    reason: str
+    drain_timeout_s: float
+
+    @property
+    def shrinks(self) -> bool:
+        return bool(self.victims)
+
+    @property
+    def target(self) -> str:
+        return self.request_class.value
+
+
+Action = SetPolicy | SetReplicas
+Setting = int | float | str
+WORDS: Final = {
+    "batchSize": "batch size",
+    "stepTokens": "step tokens",
+    "batchShare": "batch share",
+    "scheduling": "scheduling",
+    "replicas": "replicas",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One value of a policy and why it changes. field is as the user's spec spells it."""
+
+    field: str
+    before: Setting
+    after: Setting
+    reason: str
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -41,17 +91,20 @@ class Decision:
     at_s: float
     replica: str
     field: str
-    before: int
-    after: int
+    before: Setting
+    after: Setting
     reason: str
     enforced: bool = True
 
     @property
     def sentence(self) -> str:
-        words = {"batchSize": "batch size", "stepTokens": "step tokens"}
-        kept = self.before == self.after
-        change = f"{self.after} kept" if kept else f"{self.before}→{self.after}"
-        return f"{words[self.field]} {change}: {self.reason}"
+        before, after = _shown(self.before), _shown(self.after)
+        change = f"{after} kept" if before == after else f"{before}→{after}"
+        return f"{WORDS[self.field]} {change}: {self.reason}"
+
+
+def _shown(setting: Setting) -> str:
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +139,16 @@ class ReplicaReport:
     name: str
     ready: bool
     health: Health
+    request_class: RequestClass = RequestClass.INTERACTIVE
+    phase: Phase = Phase.SERVING
     held: str | None = None
+    batch_share: float | None = None
     batch_size: int | None = None
     step_tokens: int | None = None
     num_running: float | None = None
     num_waiting: float | None = None
+    num_borrowing: float = 0.0
+    num_borrowing_waiting: float = 0.0
     kv_usage: float | None = None
     step_s: float | None = None
     output_tokens_per_s: float | None = None
@@ -102,3 +160,8 @@ class ReplicaReport:
     infeasible: bool = False
     num_rejected_values: int = 0
     observed_at_s: float | None = None
+
+    @property
+    def num_own_waiting(self) -> float:
+        """Waiting requests without the batch work that borrows here."""
+        return max(0.0, (self.num_waiting or 0.0) - self.num_borrowing_waiting)

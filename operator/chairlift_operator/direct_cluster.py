@@ -8,15 +8,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import aiohttp
 
 from chairlift_operator.apply import apply_actions
 from chairlift_operator.cluster import ActionResult
-from chairlift_operator.decisions import SetPolicy
-from chairlift_operator.engine_client import EngineClient, EngineError, ReplicaEndpoint
+from chairlift_operator.decisions import Action, SetReplicas
+from chairlift_operator.engine_client import (
+    EngineClient,
+    EngineError,
+    ReplicaEndpoint,
+    read_gateway,
+)
 from chairlift_operator.exposition import EngineSample
-from chairlift_operator.snapshot import ReplicaSnapshot, Snapshot
+from chairlift_operator.snapshot import GatewaySnapshot, Phase, ReplicaSnapshot, Snapshot
+from chairlift_protocol.wire import RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class StartingReplica:
+    """Asked for, and not yet answering."""
+
+    name: str
+    request_class: RequestClass
+
+
+class Fleet(Protocol):
+    """Whoever starts and stops the engines, and their gateway."""
+
+    @property
+    def gateway_url(self) -> str: ...
+
+    def endpoints(self) -> Sequence[ReplicaEndpoint]:
+        """Those that answer, draining ones included."""
+        ...
+
+    def starting(self) -> Sequence[StartingReplica]: ...
+
+    def set_replicas(self, action: SetReplicas) -> str:
+        """Begin to have so many; say what was begun."""
+        ...
 
 
 class DirectCluster:
@@ -25,25 +58,39 @@ class DirectCluster:
     def __init__(
         self,
         pool: str,
-        endpoints: Callable[[], Sequence[ReplicaEndpoint]],
+        fleet: Fleet,
         session: aiohttp.ClientSession,
         now_s: Callable[[], float],
     ) -> None:
         self._pool = pool
-        self._endpoints = endpoints
+        self._fleet = fleet
         self._session = session
         self._now_s = now_s
 
     async def observe(self) -> Snapshot:
         clients = self._clients().values()
-        replicas = await asyncio.gather(*(self._observe_replica(client) for client in clients))
-        return Snapshot(self._pool, self._now_s(), tuple(replicas))
+        starting = tuple(
+            ReplicaSnapshot(s.name, False, s.request_class, phase=Phase.STARTING)
+            for s in self._fleet.starting()
+        )
+        gateway, replicas = await asyncio.gather(
+            self._observe_gateway(),
+            asyncio.gather(*(self._observe_replica(client) for client in clients)),
+        )
+        return Snapshot(self._pool, self._now_s(), (*replicas, *starting), gateway)
 
-    async def apply(self, actions: Sequence[SetPolicy]) -> tuple[ActionResult, ...]:
-        return await apply_actions(actions, self._clients())
+    async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
+        return await apply_actions(actions, self._clients(), self._fleet.set_replicas)
 
     def _clients(self) -> dict[str, EngineClient]:
-        return {e.name: EngineClient(self._session, e) for e in self._endpoints()}
+        return {e.name: EngineClient(self._session, e) for e in self._fleet.endpoints()}
+
+    async def _observe_gateway(self) -> GatewaySnapshot:
+        try:
+            classes = await read_gateway(self._session, self._fleet.gateway_url)
+        except EngineError as error:
+            return GatewaySnapshot(failure=str(error))
+        return GatewaySnapshot(classes, self._now_s())
 
     async def _observe_replica(self, client: EngineClient) -> ReplicaSnapshot:
         ready, sampled, policy = await asyncio.gather(
@@ -57,6 +104,7 @@ class DirectCluster:
             name=client.endpoint.name,
             ready=ready is True,
             request_class=client.endpoint.request_class,
+            phase=Phase.DRAINING if client.endpoint.is_draining else Phase.SERVING,
             sample=sample,
             sampled_at_s=sampled_at_s,
             scrape_failure=str(sampled) if isinstance(sampled, BaseException) else None,

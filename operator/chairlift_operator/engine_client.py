@@ -12,7 +12,13 @@ from typing import Any, Final
 
 import aiohttp
 
-from chairlift_operator.exposition import EngineSample, ExpositionError, parse_engine_metrics
+from chairlift_operator.exposition import (
+    EngineSample,
+    ExpositionError,
+    GatewayClassSample,
+    parse_engine_metrics,
+    parse_gateway_metrics,
+)
 from chairlift_operator.snapshot import PolicyReadback
 from chairlift_protocol import wire
 from chairlift_protocol.policy import Policy, PolicyError
@@ -37,6 +43,7 @@ class ReplicaEndpoint:
     admin_url: str
     admin_token: str = field(repr=False)
     request_class: RequestClass = RequestClass.INTERACTIVE
+    is_draining: bool = False
 
 
 class EngineClient:
@@ -47,11 +54,10 @@ class EngineClient:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.endpoint = endpoint
-        self._session = session
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._http = _Http(session, timeout_s)
 
     async def scrape(self) -> EngineSample:
-        text = await self._ask("GET", self.endpoint.public_url + wire.METRICS_PATH)
+        text = await self._http.ask("GET", self.endpoint.public_url + wire.METRICS_PATH)
         try:
             return parse_engine_metrics(text)
         except ExpositionError as error:
@@ -59,7 +65,7 @@ class EngineClient:
 
     async def is_ready(self) -> bool:
         try:
-            await self._ask("GET", self.endpoint.public_url + wire.READY_PATH)
+            await self._http.ask("GET", self.endpoint.public_url + wire.READY_PATH)
         except EngineError:
             return False
         return True
@@ -75,9 +81,26 @@ class EngineClient:
     async def _ask_admin(self, method: str, body: dict[str, Any] | None = None) -> str:
         headers = {"Authorization": f"Bearer {self.endpoint.admin_token}"}
         url = self.endpoint.admin_url + wire.ADMIN_POLICY_PATH
-        return await self._ask(method, url, headers=headers, json=body)
+        return await self._http.ask(method, url, headers=headers, json=body)
 
-    async def _ask(self, method: str, url: str, **options: Any) -> str:
+
+async def read_gateway(
+    session: aiohttp.ClientSession, url: str, timeout_s: float = TIMEOUT_S
+) -> tuple[GatewayClassSample, ...]:
+    """Arrivals and held requests by class, from a gateway's metrics."""
+    text = await _Http(session, timeout_s).ask("GET", url + wire.METRICS_PATH)
+    try:
+        return parse_gateway_metrics(text)
+    except ExpositionError as error:
+        raise EngineError(f"metrics of the gateway: {error}") from error
+
+
+class _Http:
+    def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+        self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def ask(self, method: str, url: str, **options: Any) -> str:
         try:
             async with self._session.request(
                 method, url, timeout=self._timeout, allow_redirects=False, **options

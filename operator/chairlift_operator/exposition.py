@@ -18,6 +18,7 @@ from prometheus_client.samples import Sample
 from chairlift_operator.signals import checked
 from chairlift_protocol import metrics
 from chairlift_protocol.policy import Generation
+from chairlift_protocol.wire import RequestClass
 
 
 class ExpositionError(ValueError):
@@ -36,6 +37,28 @@ class SloCount:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassSample:
+    """One request class on one engine; None where it did not say."""
+
+    request_class: RequestClass
+    num_running: float | None = None
+    num_waiting: float | None = None
+    oldest_waiting_s: float | None = None
+    first_tokens: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayClassSample:
+    """One request class at the gateway: how many came so far, how many wait there for a replica."""
+
+    request_class: RequestClass
+    num_received: float
+    num_held: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSample:
     """An engine's counters and gauges at one moment; None where it did not say."""
 
@@ -51,6 +74,7 @@ class EngineSample:
     generation_tokens: float | None = None
     num_preemptions: float | None = None
     num_finished: float | None = None
+    classes: tuple[ClassSample, ...] = ()
     slo_counts: tuple[SloCount, ...] = ()
     policy_generation: Generation | None = None
     rejected: tuple[str, ...] = ()
@@ -59,6 +83,10 @@ class EngineSample:
     def missing(self) -> tuple[str, ...]:
         """Names of the series without which nothing may be decided."""
         return tuple(name for name, field in _NEEDED.items() if getattr(self, field) is None)
+
+    def of(self, request_class: RequestClass) -> ClassSample:
+        known = (c for c in self.classes if c.request_class is request_class)
+        return next(known, ClassSample(request_class))
 
     def slo_count(self, objective: str, threshold_ms: float, request_class: str) -> SloCount | None:
         """The count for exactly this threshold; one of another says nothing of it."""
@@ -81,9 +109,30 @@ _NEEDED: Final = {
     metrics.NUM_REQUESTS_RUNNING: "num_running",
     metrics.NUM_REQUESTS_WAITING: "num_waiting",
 }
+_BY_CLASS: Final = {
+    metrics.REQUESTS_RUNNING: "num_running",
+    metrics.REQUESTS_WAITING: "num_waiting",
+    metrics.OLDEST_WAITING_SECONDS: "oldest_waiting_s",
+    metrics.FIRST_TOKENS: "first_tokens",
+    metrics.CLASS_PROMPT_TOKENS: "prompt_tokens",
+    metrics.CLASS_GENERATION_TOKENS: "generation_tokens",
+}
 
 
-def parse_engine_metrics(text: str) -> EngineSample:
+def parse_gateway_metrics(text: str) -> tuple[GatewayClassSample, ...]:
+    """Raise ExpositionError unless arrivals and held requests of every class are there."""
+    reader, found = _Reader(_by_name(text)), []
+    for request_class in RequestClass:
+        received = reader.of_class(metrics.REQUESTS_RECEIVED, request_class)
+        held = reader.of_class(metrics.GATEWAY_HELD, request_class)
+        if received is None or held is None:
+            name = metrics.REQUESTS_RECEIVED if received is None else metrics.GATEWAY_HELD
+            raise ExpositionError(f"series {name} of class {request_class} is absent or no number")
+        found.append(GatewayClassSample(request_class, received, held))
+    return tuple(found)
+
+
+def _by_name(text: str) -> dict[str, list[Sample]]:
     by_name: dict[str, list[Sample]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -91,7 +140,11 @@ def parse_engine_metrics(text: str) -> EngineSample:
                 by_name.setdefault(sample.name, []).append(sample)
     except (ValueError, KeyError, IndexError) as error:
         raise ExpositionError(f"not Prometheus text: {error}") from error
-    reader = _Reader(by_name)
+    return by_name
+
+
+def parse_engine_metrics(text: str) -> EngineSample:
+    reader = _Reader(_by_name(text))
     kv_usage = reader.reduced(metrics.KV_CACHE_USAGE, _mean)
     return EngineSample(
         **{attribute: reader.reduced(name, sum) for name, attribute in _NEEDED.items()},
@@ -100,6 +153,10 @@ def parse_engine_metrics(text: str) -> EngineSample:
         generation_tokens=reader.reduced(metrics.GENERATION_TOKENS, sum),
         num_preemptions=reader.reduced(metrics.NUM_PREEMPTIONS, sum),
         num_finished=reader.reduced(metrics.REQUEST_SUCCESS, sum),
+        classes=tuple(
+            ClassSample(c, **{field: reader.of_class(name, c) for name, field in _BY_CLASS.items()})
+            for c in RequestClass
+        ),
         slo_counts=reader.slo_counts(),
         policy_generation=reader.policy_generation(),
         rejected=tuple(sorted(reader.rejected)),
@@ -118,6 +175,11 @@ class _Reader:
 
     def reduced(self, name: str, reduce: Callable[[list[float]], float]) -> float | None:
         return self._reduce(name, self._by_name.get(name, ()), reduce)
+
+    def of_class(self, name: str, request_class: RequestClass) -> float | None:
+        samples = self._by_name.get(name, ())
+        own = [s for s in samples if s.labels.get("class") == request_class]
+        return self._reduce(name, own, sum)
 
     def slo_counts(self) -> tuple[SloCount, ...]:
         groups: dict[tuple[str, float, str], dict[str, list[Sample]]] = {}

@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 from pydantic import TypeAdapter, ValidationError
 
 from chairlift_operator.cluster import ActionResult
-from chairlift_operator.decisions import Decision, SetPolicy
+from chairlift_operator.decisions import Action, Decision
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan, plan
 from chairlift_operator.snapshot import PolicyReadback, Snapshot
@@ -51,7 +51,7 @@ class TickRecord:
     spec: str
     snapshot: Snapshot
     decisions: tuple[Decision, ...]
-    actions: tuple[SetPolicy, ...]
+    actions: tuple[Action, ...]
     results: tuple[ActionResult, ...]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from chairlift_operator.spec import BLOCK_TOKENS, Bounds
+from chairlift_operator.spec_values import BLOCK_TOKENS, Bounds
 from chairlift_operator.step_time import StepCosts
 from chairlift_operator.windows import Attainment
 
@@ -49,16 +49,38 @@ KV_CONFIDENCE: Final = 2.3
 class Demand:
     """What the workload looks like to one replica. None: not known, so nothing is derived from it.
 
+    num_running and num_waiting: requests of every class.
     context_tokens: mean resident KV tokens of a sequence.
+    num_borrowing, num_borrowing_waiting: batch work on an interactive replica, part of the former.
     """
 
     num_running: float
     num_waiting: float
     context_tokens: float | None = None
+    num_borrowing: float = 0.0
+    num_borrowing_waiting: float = 0.0
+
+    @property
+    def num_own(self) -> float:
+        return max(0.0, self.num_running - self.num_borrowing)
+
+    @property
+    def num_own_waiting(self) -> float:
+        """Requests whose latency counts; batch work may wait without end."""
+        return max(0.0, self.num_waiting - self.num_borrowing_waiting)
 
     def binds(self, batch_size: int) -> bool:
-        """The batch size, and nothing else, keeps requests waiting."""
-        return self.num_waiting > 0 and self.num_running >= BINDING_SHARE * batch_size
+        """The batch size, and nothing else, keeps requests waiting. Slots that batch work holds
+        keep nobody else waiting: it yields them within a step."""
+        return self.num_own_waiting > 0 and self.num_own >= BINDING_SHARE * batch_size
+
+    def binds_borrowing(self, batch_size: int, share: float) -> bool:
+        """Batch work fills its share of the slots, or what is left of them, and more waits."""
+        full = (
+            self.num_borrowing >= max(1.0, BINDING_SHARE * int(share * batch_size))
+            or self.num_running >= BINDING_SHARE * batch_size
+        )
+        return share > 0 and self.num_borrowing_waiting > 0 and full
 
 
 class Direction(StrEnum):

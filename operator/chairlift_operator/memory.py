@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from chairlift_operator.arrivals import Arrivals
+from chairlift_operator.batch_share import LendingState
 from chairlift_operator.law import Bracket, LastMove
+from chairlift_operator.replica_law import FIRST_WARM_UP_S, ScaleState
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import History
 from chairlift_protocol.policy import Policy
+from chairlift_protocol.wire import RequestClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,10 @@ class ReplicaMemory:
     learned_at_s: up to which sample the model has learned.
     num_unverified: ticks in a row in which the last push was not read back.
     stepped_back: the one cautious step of an outage was taken.
+    kv_tokens: its KV memory, 0 before it was read.
     """
 
+    request_class: RequestClass = RequestClass.INTERACTIVE
     history: History = History()
     model: StepTimeModel = StepTimeModel()
     learned_at_s: float = -math.inf
@@ -56,10 +62,29 @@ class ReplicaMemory:
     last_good: Knobs | None = None
     recommended: Knobs | None = None
     tuning: TuningState = TuningState()
+    lending: LendingState = LendingState()
     first_seen_s: float = 0.0
     last_seen_s: float = 0.0
     num_rejected_values: int = 0
     stepped_back: bool = False
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingMemory:
+    """starting: since when replicas were seen to start. warm_up_s: how long that takes.
+
+    recommended: the counts last advised, in Recommend mode.
+    """
+
+    arrivals: Arrivals = Arrivals()
+    states: Mapping[RequestClass, ScaleState] = field(default_factory=lambda: MappingProxyType({}))
+    starting: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    recommended: Mapping[RequestClass, int] = field(default_factory=lambda: MappingProxyType({}))
+    warm_up_s: float = FIRST_WARM_UP_S
+
+    def of(self, request_class: RequestClass) -> ScaleState:
+        return self.states.get(request_class, ScaleState())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +97,7 @@ class Memory:
     term: int = 1
     prior: StepCosts | None = None
     replicas: Mapping[str, ReplicaMemory] = field(default_factory=lambda: MappingProxyType({}))
+    scaling: ScalingMemory = ScalingMemory()
 
     @classmethod
     def start(cls, term: int = 1, prior: StepCosts | None = None) -> Memory:

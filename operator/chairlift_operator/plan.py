@@ -6,23 +6,25 @@ letter. Knows nothing of HTTP or Kubernetes. Called each tick by `control_loop` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from chairlift_operator.conditions import conditions_of, signals_of
 from chairlift_operator.decisions import (
+    Action,
     Condition,
     Decision,
     Health,
     NamedSignal,
     ReplicaReport,
-    SetPolicy,
 )
 from chairlift_operator.memory import Memory, ReplicaMemory
+from chairlift_operator.policy_plan import FIRST_KNOBS, ReplicaPlan, Situation
 from chairlift_operator.readings import failure_of
-from chairlift_operator.replica_plan import FIRST_KNOBS, ReplicaPlan, Situation, plan_replica
-from chairlift_operator.snapshot import Snapshot
+from chairlift_operator.replica_plan import plan_replica
+from chairlift_operator.scaling import plan_replicas
+from chairlift_operator.snapshot import Phase, ReplicaSnapshot, Snapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
 
@@ -33,7 +35,7 @@ FORGET_AFTER_S: Final = 600.0
 class Plan:
     """actions are in a safe order: what shrinks comes before what grows."""
 
-    actions: tuple[SetPolicy, ...]
+    actions: tuple[Action, ...]
     decisions: tuple[Decision, ...]
     memory: Memory
     health: Health
@@ -43,23 +45,34 @@ class Plan:
 
 
 def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) -> Plan:
-    here = _situation(pool, snapshot, memory, now_s)
-    planned = [
-        plan_replica(here, memory.of(seen.name, now_s), seen)
-        for seen in snapshot.replicas
-        if seen.request_class is RequestClass.INTERACTIVE
-    ]
+    planned = []
+    answering = [seen for seen in snapshot.replicas if seen.phase is not Phase.STARTING]
+    for request_class in RequestClass:
+        seen_ones = [seen for seen in answering if seen.request_class is request_class]
+        here = _situation(pool, seen_ones, memory, now_s, request_class)
+        planned += [plan_replica(here, memory.of(seen.name, now_s), seen) for seen in seen_ones]
     reports = tuple(p.report for p in planned)
     health = pool_health(reports)
-    actions = [p.action for p in planned if p.action is not None]
+    actions: list[Action] = [p.action for p in planned if p.action is not None]
+    memory = _remember(memory, planned, now_s)
+    scaling = plan_replicas(pool, snapshot, memory, reports, settled=not actions)
+    actions += scaling.actions
+    decisions = tuple(decision for p in planned for decision in p.decisions)
+    starting = [_starting(seen) for seen in snapshot.replicas if seen.phase is Phase.STARTING]
     return Plan(
         actions=tuple(sorted(actions, key=lambda action: not action.shrinks)),
-        decisions=tuple(decision for p in planned for decision in p.decisions),
-        memory=_remember(memory, planned, now_s),
+        decisions=decisions + scaling.decisions,
+        memory=replace(memory, scaling=scaling.memory),
         health=health,
-        replicas=reports,
+        replicas=(*reports, *starting),
         signals=signals_of(reports, now_s),
-        conditions=conditions_of(pool, reports, health),
+        conditions=conditions_of(pool, reports, health, scaling.crowded),
+    )
+
+
+def _starting(seen: ReplicaSnapshot) -> ReplicaReport:
+    return ReplicaReport(
+        seen.name, False, Health.MISSING, seen.request_class, held="starting", phase=seen.phase
     )
 
 
@@ -75,9 +88,16 @@ def pool_health(reports: tuple[ReplicaReport, ...]) -> Health:
     return Health.OK if Health.OK in seen else Health.LOW_SAMPLE
 
 
-def _situation(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) -> Situation:
-    good = [m.last_good for m in memory.replicas.values() if m.last_good is not None]
-    ready = [seen for seen in snapshot.replicas if seen.ready]
+def _situation(
+    pool: InferencePool,
+    seen_ones: list[ReplicaSnapshot],
+    memory: Memory,
+    now_s: float,
+    request_class: RequestClass,
+) -> Situation:
+    known = [m for m in memory.replicas.values() if m.request_class is request_class]
+    good = [m.last_good for m in known if m.last_good is not None]
+    ready = [seen for seen in seen_ones if seen.ready]
     return Situation(
         pool=pool,
         term=memory.term,
@@ -85,6 +105,7 @@ def _situation(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: f
         # Of what served well elsewhere in the pool, the most cautious.
         start_knobs=min(good, key=lambda k: (k.step_tokens, k.batch_size), default=FIRST_KNOBS),
         may_grow=all(failure_of(seen, now_s) is None for seen in ready),
+        request_class=request_class,
     )
 
 
@@ -96,4 +117,4 @@ def _remember(memory: Memory, planned: list[ReplicaPlan], now_s: float) -> Memor
         if now_s - replica.last_seen_s < FORGET_AFTER_S
     }
     known.update((p.report.name, p.memory) for p in planned)
-    return Memory(memory.term, memory.prior, MappingProxyType(known))
+    return replace(memory, replicas=MappingProxyType(known))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from chairlift_operator.law import DEAD_BAND
 from chairlift_operator.memory import Knobs
 from chairlift_operator.snapshot import PolicyReadback
-from chairlift_operator.spec import Bounds, InferencePool
+from chairlift_operator.spec import Aims
+from chairlift_operator.spec_values import Bounds
 from chairlift_operator.tuning import Move
 from chairlift_protocol.policy import Generation, Policy
 
@@ -19,11 +20,11 @@ def bounded(bounds: Bounds, capacity: int) -> Bounds:
     return Bounds(min(bounds.min, capacity), min(bounds.max, capacity))
 
 
-def clamped(pool: InferencePool, policy: PolicyReadback, knobs: Knobs) -> Knobs:
-    interactive, capacity = pool.spec.interactive, policy.capacity
+def clamped(aims: Aims, policy: PolicyReadback, knobs: Knobs) -> Knobs:
+    capacity = policy.capacity
     return Knobs(
-        bounded(interactive.batch_size, capacity.batch_size).clamp(knobs.batch_size),
-        bounded(interactive.step_tokens, capacity.step_tokens).clamp(knobs.step_tokens),
+        bounded(aims.batch_size, capacity.batch_size).clamp(knobs.batch_size),
+        bounded(aims.step_tokens, capacity.step_tokens).clamp(knobs.step_tokens),
     )
 
 

@@ -10,11 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from chairlift_operator.batch_share import Served
 from chairlift_operator.decisions import Health
 from chairlift_operator.law import Demand
 from chairlift_operator.memory import ReplicaMemory
 from chairlift_operator.snapshot import ReplicaSnapshot
-from chairlift_operator.spec import Objective, Slo
+from chairlift_operator.spec import Slo
 from chairlift_operator.step_time import learn, means_between
 from chairlift_operator.windows import (
     WINDOWS_S,
@@ -24,13 +25,12 @@ from chairlift_operator.windows import (
     attainment,
     attainment_over,
 )
+from chairlift_protocol.wire import RequestClass
 
 STALE_AFTER_S: Final = 15.0  # three ticks
 SHORT_WINDOW_S: Final = WINDOWS_S[0]
 CONTEXT_WINDOW_S: Final = 60.0
 PREEMPTION_WINDOW_S: Final = 120.0
-# Short answers finish first: a mix of prefill and decode is believed once some requests went
-# through.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,26 @@ class Readings:
     just_now: Attainment | None
     inter_token: Attainment | None
     first_token: Attainment | None
+    first_since_lending: Attainment | None
+    first_just_now: Attainment | None
+
+    @property
+    def served(self) -> Served:
+        own = self.demand.num_own + self.demand.num_own_waiting
+        return Served(
+            gaps=self.since_move,
+            gaps_just_now=self.just_now,
+            first_tokens=self.first_since_lending,
+            first_tokens_just_now=self.first_just_now,
+            has_borrowers=self.demand.num_borrowing + self.demand.num_borrowing_waiting > 0,
+            is_idle=own == 0 and self.since_move is None and self.failure is None,
+        )
 
 
 def take_in(memory: ReplicaMemory, seen: ReplicaSnapshot, now_s: float) -> ReplicaMemory:
-    memory = replace(memory, last_seen_s=now_s)
+    memory = replace(memory, last_seen_s=now_s, request_class=seen.request_class)
+    if seen.policy is not None:
+        memory = replace(memory, kv_tokens=seen.policy.capacity.kv_tokens)
     if seen.sample is not None:
         rejected = memory.num_rejected_values + len(seen.sample.rejected)
         memory = replace(memory, num_rejected_values=rejected)
@@ -92,7 +108,8 @@ def read(memory: ReplicaMemory, seen: ReplicaSnapshot, slo: Slo, now_s: float) -
     gaps = ObjectiveKey("itl", slo.inter_token_latency.threshold_ms, request_class)
     first = ObjectiveKey("ttft", slo.time_to_first_token.threshold_ms, request_class)
     budget = slo.inter_token_latency.bad_budget
-    moved_at_s = memory.tuning.moved_at_s
+    first_budget = slo.time_to_first_token.bad_budget
+    moved_at_s, lending_at_s = memory.tuning.moved_at_s, memory.lending.moved_at_s
     inter_token = attainment(histories, gaps, budget, now_s)
     latest = memory.history.latest
     recent = memory.history.within(PREEMPTION_WINDOW_S, now_s)
@@ -105,14 +122,10 @@ def read(memory: ReplicaMemory, seen: ReplicaSnapshot, slo: Slo, now_s: float) -
         since_move=attainment(histories, gaps, budget, now_s, moved_at_s),
         just_now=attainment_over(histories, gaps, SHORT_WINDOW_S, now_s, moved_at_s),
         inter_token=inter_token,
-        first_token=_first_token(histories, first, slo.time_to_first_token, now_s),
+        first_token=attainment(histories, first, first_budget, now_s),
+        first_since_lending=attainment(histories, first, first_budget, now_s, lending_at_s),
+        first_just_now=attainment_over(histories, first, SHORT_WINDOW_S, now_s, lending_at_s),
     )
-
-
-def _first_token(
-    histories: list[History], key: ObjectiveKey, objective: Objective, now_s: float
-) -> Attainment | None:
-    return attainment(histories, key, objective.bad_budget, now_s)
 
 
 def _health(history: History, failure: str | None, gaps: Attainment | None, now_s: float) -> Health:
@@ -129,10 +142,15 @@ def demand_of(history: History, seen: ReplicaSnapshot, now_s: float) -> Demand:
     latest = history.latest
     if latest is None:
         return Demand(0.0, 0.0)
+    sample, batch = latest.sample, latest.sample.of(RequestClass.BATCH)
+    lends = seen.request_class is RequestClass.INTERACTIVE
     return Demand(
-        num_running=latest.sample.num_running or 0.0,
-        num_waiting=latest.sample.num_waiting or 0.0,
+        num_running=sample.num_running or 0.0,
+        num_waiting=sample.num_waiting or 0.0,
         context_tokens=_context_tokens(history.within(CONTEXT_WINDOW_S, now_s), seen),
+        # An engine that does not tell classes apart is read as if all were interactive.
+        num_borrowing=(batch.num_running or 0.0) if lends else 0.0,
+        num_borrowing_waiting=(batch.num_waiting or 0.0) if lends else 0.0,
     )
 
 

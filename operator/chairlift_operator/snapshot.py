@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Self
 
-from chairlift_operator.exposition import EngineSample
+from chairlift_operator.exposition import EngineSample, GatewayClassSample
 from chairlift_protocol.policy import Policy, PolicyError
 from chairlift_protocol.wire import RequestClass
 
@@ -50,6 +51,12 @@ class PolicyReadback:
         )
 
 
+class Phase(StrEnum):
+    STARTING = "starting"  # asked for; no answer yet
+    SERVING = "serving"
+    DRAINING = "draining"  # takes nothing new; goes when its requests have ended
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
     """One engine. Where `sample` or `policy` is None, the failure beside it says why."""
@@ -62,6 +69,24 @@ class ReplicaSnapshot:
     scrape_failure: str | None = None
     policy: PolicyReadback | None = None
     policy_failure: str | None = None
+    phase: Phase = Phase.SERVING
+
+    @property
+    def is_supply(self) -> bool:
+        return self.phase is not Phase.DRAINING
+
+    @property
+    def is_pending(self) -> bool:
+        return self.is_supply and not self.ready
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySnapshot:
+    """Arrivals, before any refusal. Without classes the failure says why."""
+
+    classes: tuple[GatewayClassSample, ...] = ()
+    sampled_at_s: float | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +94,4 @@ class Snapshot:
     pool: str
     taken_at_s: float
     replicas: tuple[ReplicaSnapshot, ...]
+    gateway: GatewaySnapshot = GatewaySnapshot()

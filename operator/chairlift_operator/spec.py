@@ -7,131 +7,43 @@ fields that work are here: anything else is refused by name.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PlainSerializer, Strict, Tag
-from pydantic.alias_generators import to_camel
+from pydantic import Field, Strict
+
+from chairlift_operator.spec_runtime import Model, Runtime
+from chairlift_operator.spec_values import (
+    BLOCK_TOKENS,
+    SPEC_CONFIG,
+    Bounds,
+    Count,
+    CountOrNone,
+    Duration,
+    Name,
+    format_duration,
+)
+from chairlift_protocol.wire import RequestClass
 
 API_VERSION = "chairlift.dev/v1alpha1"
 KIND = "InferencePool"
-BLOCK_TOKENS = 16
-
-_CONFIG = ConfigDict(extra="forbid", alias_generator=to_camel)
-_UNITS_S = {
-    "ns": Decimal("1e-9"),
-    "us": Decimal("1e-6"),
-    "ms": Decimal("1e-3"),
-    "s": Decimal(1),
-    "m": Decimal(60),
-    "h": Decimal(3600),
-}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|ms|s|m|h))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_SOURCE = re.compile(r"(?:hf://[^\s/]+/\S+|file:///\S+|cache://\S+)")
-
-
-def parse_duration(value: object) -> float:
-    """Seconds of '500ms', '2s' or '1m30s'; ValueError for anything else, bare numbers included."""
-    if not isinstance(value, str) or not _DURATION.fullmatch(value):
-        raise ValueError("must be a duration with its unit, such as 500ms, 2s or 10m")
-    return float(sum(Decimal(n) * _UNITS_S[unit] for n, unit in _DURATION_PART.findall(value)))
-
-
-def format_duration(duration_s: float) -> str:
-    """A spelling that parses back to exactly the same number, in the largest unit of at least 1."""
-    exact = Decimal(repr(duration_s))
-    unit = next((u for u in ("s", "ms", "us") if exact >= _UNITS_S[u]), "ns") if exact else "s"
-    text = f"{exact / _UNITS_S[unit]:f}"
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
-
-
-def _matching(pattern: re.Pattern[str], demand: str) -> BeforeValidator:
-    def check(value: object) -> object:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise ValueError(demand)
-        return value
-
-    return BeforeValidator(check)
-
-
-Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
-Count = Annotated[int, Strict(), Field(ge=1)]
-Name = Annotated[
-    str,
-    _matching(_NAME, "must be 1 to 63 lower-case letters, digits or '-', letter or digit at ends"),
-]
+LEAST_RETURN_S: Final = 10.0  # two ticks: one to see it, one in case the write is lost
+# A step of batch work may take this long: drains, aborts and policies wait for its end.
+BATCH_STEP_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = SPEC_CONFIG
     name: Name
     namespace: Name = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    __pydantic_config__ = _CONFIG
-    name: Annotated[str, Field(min_length=1)]
-    source: Annotated[
-        str,
-        _matching(_SOURCE, "must look like hf://owner/name, file:///path or cache://name"),
-    ]
-    max_length: Annotated[int, Strict(), Field(ge=2 * BLOCK_TOKENS)] = 4096
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class StepProfile:
-    """A simulated engine's step time: a + b·decodes + c·prefill tokens + d·KV tokens."""
-
-    __pydantic_config__ = _CONFIG
-    a_s: Annotated[Duration, Field(alias="a", gt=0)]
-    b_s: Annotated[Duration, Field(alias="b")]
-    c_s: Annotated[Duration, Field(alias="c")]
-    d_s: Annotated[Duration, Field(alias="d")]
-    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    load_s: Annotated[Duration, Field(alias="load")] = 0.0
-
-
-def _profile_kind(value: Any) -> str:
-    return "costs" if isinstance(value, dict | StepProfile) else "named"
-
-
-NamedProfile = Literal["reference", "fast", "slow"]
-
-
-@dataclass(frozen=True, slots=True)
-class Simulator:
-    __pydantic_config__ = _CONFIG
-    profile: Annotated[
-        Annotated[NamedProfile, Tag("named")] | Annotated[StepProfile, Tag("costs")],
-        Discriminator(_profile_kind),
-    ] = "reference"
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    __pydantic_config__ = _CONFIG
-    engine: Literal["chairlift", "simulator"] = "chairlift"
-    simulator: Simulator | None = None
-
-    def __post_init__(self) -> None:
-        if self.simulator is not None and self.engine != "simulator":
-            raise ValueError(
-                "simulator only works with 'engine: simulator': set that, or remove simulator"
-            )
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """`percent` of events must not exceed `threshold_s`."""
 
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = SPEC_CONFIG
     threshold_s: Annotated[Duration, Field(alias="threshold", gt=0)]
     percent: Annotated[float, Field(alias="objective", gt=0, lt=100)] = 95.0
 
@@ -147,25 +59,9 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = SPEC_CONFIG
     time_to_first_token: Objective = Objective(0.5)
     inter_token_latency: Objective = Objective(0.05)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Inclusive range that a live value moves in."""
-
-    __pydantic_config__ = _CONFIG
-    min: Count
-    max: Count
-
-    def __post_init__(self) -> None:
-        if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}: lower min or raise max")
-
-    def clamp(self, value: float) -> int:
-        return int(min(max(value, self.min), self.max))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,40 +77,192 @@ class StepTokensBounds(Bounds):
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaBounds(Bounds):
+    min: Count = 1
+    max: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReplicaBounds(Bounds):
+    min: CountOrNone = 0
+    max: CountOrNone = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPoolBatchSizeBounds(Bounds):
+    min: Count = 1
+    max: Count = 512
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPoolStepTokensBounds(Bounds):
+    min: Annotated[int, Strict(), Field(ge=BLOCK_TOKENS)] = 64
+    max: Count = 8192
+
+
+def _check_step_holds_batch(batch_size: Bounds, step_tokens: Bounds) -> None:
+    if batch_size.max > step_tokens.max:
+        raise ValueError(
+            f"batchSize.max {batch_size.max} is above stepTokens.max "
+            f"{step_tokens.max}, but every running sequence takes a token of each step: "
+            "lower batchSize.max or raise stepTokens.max"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Interactive:
-    __pydantic_config__ = _CONFIG
+    """scheduling: Static is the baseline for comparisons; nothing is tuned under it."""
+
+    __pydantic_config__ = SPEC_CONFIG
     slo: Slo = Slo()
+    replicas: ReplicaBounds = ReplicaBounds()
     batch_size: BatchSizeBounds = BatchSizeBounds()
     step_tokens: StepTokensBounds = StepTokensBounds()
+    scheduling: Literal["Continuous", "Static"] = "Continuous"
 
     def __post_init__(self) -> None:
-        if self.batch_size.max > self.step_tokens.max:
+        _check_step_holds_batch(self.batch_size, self.step_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlo:
+    """maximum_wait_s: how long an item may wait for its first token."""
+
+    __pydantic_config__ = SPEC_CONFIG
+    maximum_wait_s: Annotated[Duration, Field(alias="maximumWait", gt=0)] = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowing:
+    """Batch work on interactive replicas, while they meet their objectives."""
+
+    __pydantic_config__ = SPEC_CONFIG
+    max_share_percent: Annotated[float, Field(alias="maxShare", gt=0, le=100)] = 80.0
+    return_within_s: Annotated[Duration, Field(alias="returnWithin")] = 10.0
+
+    def __post_init__(self) -> None:
+        if self.return_within_s < LEAST_RETURN_S:
             raise ValueError(
-                f"batchSize.max {self.batch_size.max} is above stepTokens.max "
-                f"{self.step_tokens.max}, but every running sequence takes a token of each step: "
-                "lower batchSize.max or raise stepTokens.max"
+                f"returnWithin {format_duration(self.return_within_s)} is below "
+                f"{format_duration(LEAST_RETURN_S)}, two of the controller's ticks: raise it"
+            )
+
+    @property
+    def max_share(self) -> float:
+        return self.max_share_percent / 100
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    __pydantic_config__ = SPEC_CONFIG
+    slo: BatchSlo = BatchSlo()
+    replicas: BatchReplicaBounds = BatchReplicaBounds()
+    batch_size: BatchPoolBatchSizeBounds = BatchPoolBatchSizeBounds()
+    step_tokens: BatchPoolStepTokensBounds = BatchPoolStepTokensBounds()
+    borrowing: Borrowing | None = None
+
+    def __post_init__(self) -> None:
+        _check_step_holds_batch(self.batch_size, self.step_tokens)
+        if self.borrowing is None and self.replicas.max == 0:
+            raise ValueError(
+                "batch work would have nowhere to run: set replicas.max to 1 or more, or add "
+                "borrowing, so that it runs on interactive replicas"
             )
 
 
 @dataclass(frozen=True, slots=True)
+class CapacityLimit:
+    """Engines that both classes together may hold."""
+
+    __pydantic_config__ = SPEC_CONFIG
+    replicas: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """mode Off: the numbers of replicas stay as they are, within their bounds.
+
+    scale_down_window_s: demand of so long a time must fit fewer replicas. drain_timeout_s: how long
+    the requests of a replica that goes may still run.
+    """
+
+    __pydantic_config__ = SPEC_CONFIG
+    mode: Literal["Managed", "Off"] = "Managed"
+    scale_down_window_s: Annotated[Duration, Field(alias="scaleDownWindow", ge=15)] = 300.0
+    drain_timeout_s: Annotated[Duration, Field(alias="drainTimeout")] = 600.0
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = SPEC_CONFIG
     source: Literal["Direct"] = "Direct"
 
 
 @dataclass(frozen=True, slots=True)
+class Aims:
+    """Objectives and bounds of one class of replicas; never written by a user."""
+
+    slo: Slo
+    batch_size: Bounds
+    step_tokens: Bounds
+    is_static: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSpec:
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = SPEC_CONFIG
     model: Model
     runtime: Runtime = Runtime()
     interactive: Interactive = Interactive()
+    batch: Batch | None = None
+    capacity: CapacityLimit | None = None
+    autoscaling: Autoscaling = Autoscaling()
     metrics: Metrics = Metrics()
     mode: Literal["Enforce", "Recommend"] = "Enforce"
+
+    def __post_init__(self) -> None:
+        least_batch = self.batch.replicas.min if self.batch else 0
+        least = self.interactive.replicas.min + least_batch
+        if least > self.num_replicas:
+            raise ValueError(
+                f"interactive.replicas.min {self.interactive.replicas.min} and "
+                f"batch.replicas.min {least_batch} make {least}, above capacity.replicas "
+                f"{self.num_replicas}: lower a min or raise capacity.replicas"
+            )
+
+    def aims(self, request_class: RequestClass) -> Aims:
+        """What replicas of one class are tuned to; a batch pool's from its section or defaults."""
+        if request_class is RequestClass.INTERACTIVE:
+            own = self.interactive
+            return Aims(own.slo, own.batch_size, own.step_tokens, own.scheduling == "Static")
+        batch = self.batch or Batch(borrowing=Borrowing())
+        slo = Slo(Objective(batch.slo.maximum_wait_s), Objective(BATCH_STEP_S))
+        return Aims(slo, batch.batch_size, batch.step_tokens, is_static=False)
+
+    def replicas(self, request_class: RequestClass) -> Bounds:
+        if request_class is RequestClass.INTERACTIVE:
+            return self.interactive.replicas
+        return self.batch.replicas if self.batch else BatchReplicaBounds()
+
+    @property
+    def max_batch_share(self) -> float:
+        """What batch work may at most hold of an interactive replica. All that is left over, as
+        long as the spec says nothing of batch work."""
+        if self.batch is None:
+            return 1.0
+        return self.batch.borrowing.max_share if self.batch.borrowing else 0.0
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines that the pool may hold; without a capacity, as many as its classes may."""
+        if self.capacity is not None:
+            return self.capacity.replicas
+        return self.interactive.replicas.max + (self.batch.replicas.max if self.batch else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class InferencePool:
-    __pydantic_config__ = _CONFIG
+    __pydantic_config__ = SPEC_CONFIG
     metadata: Metadata
     spec: PoolSpec
     api_version: Literal["chairlift.dev/v1alpha1"] = field(default="chairlift.dev/v1alpha1")

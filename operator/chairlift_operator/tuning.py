@@ -11,26 +11,29 @@ import math
 from dataclasses import dataclass, replace
 
 from chairlift_operator import law
+from chairlift_operator.decisions import Change
 from chairlift_operator.law import Bracket, Demand, Direction, LastMove, MoveLimits
 from chairlift_operator.memory import Knobs, TuningState
-from chairlift_operator.spec import BLOCK_TOKENS, Bounds, Objective
+from chairlift_operator.spec import Objective
+from chairlift_operator.spec_values import BLOCK_TOKENS, Bounds
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import Attainment
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """field is as the user's spec spells it."""
+class Move(Change):
+    """A change of batch size or step tokens."""
 
-    field: str
     before: int
     after: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TuningInput:
-    """seen: attainment since the last move, over what is needed to tell; recent: 15 s of it."""
+    """seen: attainment since the last move, over what is needed to tell; recent: 15 s of it.
+
+    lend_share: what batch work may hold, 0 while more slots for it would cost first tokens.
+    """
 
     current: Knobs
     batch_bounds: Bounds
@@ -45,6 +48,7 @@ class TuningInput:
     may_grow: bool
     state: TuningState
     now_s: float
+    lend_share: float = 0.0
 
     @property
     def target_s(self) -> float:
@@ -70,10 +74,11 @@ def tune(given: TuningInput) -> TuningOutcome:
     costs = given.model.costs
     context = given.demand.context_tokens
     floor = law.step_tokens_floor(given.step_bounds, given.demand.num_running)
+    least = law.step_tokens_floor(given.step_bounds, 1)
     infeasible = (
         costs is not None
-        and given.model.trusted_at(1, floor - 1, 0.0)
-        and not law.is_feasible(costs, given.target_s, floor)
+        and given.model.trusted_at(1, least - 1, 0.0)
+        and not law.is_feasible(costs, given.target_s, least)
     )
     batch = _batch_size(given, None if infeasible else costs)
     step = None
@@ -116,7 +121,8 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
             proposed = by_latency
             why = f"{proposed:.0f} decodes and a block of prefill fill {_ms(given.target_s)} ms"
     shrinks = proposed < current and demand.num_running > law.BINDING_SHARE * proposed
-    grows = known and proposed > current and demand.binds(current)
+    binds = demand.binds(current) or demand.binds_borrowing(current, given.lend_share)
+    grows = known and proposed > current and binds
     if not (shrinks or grows):
         proposed = current
     after = law.guarded(current, proposed, limits, given.state.batch_move, given.now_s)
@@ -183,9 +189,11 @@ def _emergency(given: TuningInput, batch: Move, step: Move, floor: int) -> tuple
         step = replace(step, after=cut, reason=reason)
     else:
         reason += ", step tokens already at their floor"
+        # Batch work yields first, and with its decodes goes what holds the floor up.
+        drains = given.demand.num_borrowing == 0
         drained = math.floor(law.DRAIN_CUT * min(given.demand.num_running, current.batch_size))
         target = given.batch_bounds.clamp(drained)
-        if target < batch.after:
+        if drains and target < batch.after:
             batch = replace(batch, after=target, reason=reason)
     if batch.after > current.batch_size:
         batch = replace(batch, after=current.batch_size)

@@ -28,6 +28,12 @@ STEP_PREFILL_TOKENS: Final = "chairlift_step_prefill_tokens_total"
 STEP_KV_TOKENS: Final = "chairlift_step_kv_tokens_total"
 
 SLO_EVENTS: Final = "chairlift_slo_events_total"  # objective=ttft|itl threshold_ms result class
+REQUESTS_RUNNING: Final = "chairlift_requests_running"  # class
+REQUESTS_WAITING: Final = "chairlift_requests_waiting"  # class
+# By class, what vLLM's counters sum: classes differ in their lengths.
+FIRST_TOKENS: Final = "chairlift_first_tokens_total"  # class
+CLASS_PROMPT_TOKENS: Final = "chairlift_prompt_tokens_total"  # class
+CLASS_GENERATION_TOKENS: Final = "chairlift_generation_tokens_total"  # class
 OLDEST_WAITING_SECONDS: Final = "chairlift_oldest_waiting_seconds"  # class
 REQUESTS_RECEIVED: Final = "chairlift_requests_received_total"  # class; before any refusal
 POLICY_GENERATION: Final = "chairlift_policy_generation"  # part=term|counter

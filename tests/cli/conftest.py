@@ -49,8 +49,8 @@ class LocalProcess:
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.url, api_key="any", max_retries=0, timeout=PATIENCE_S)
 
-    def wait_for_line(self, beginning: str) -> str:
-        ends_s = time.monotonic() + PATIENCE_S
+    def wait_for_line(self, beginning: str, patience_s: float = PATIENCE_S) -> str:
+        ends_s = time.monotonic() + patience_s
         with self._said:
             while True:
                 for line in self.lines:
@@ -72,6 +72,19 @@ class LocalProcess:
             if int(entry.name) != self.process.pid and str(self.run_dir) in "\0".join(arguments):
                 module = arguments.index("-m") if "-m" in arguments else 0
                 found[arguments[module + 1]] = int(entry.name)
+        return found
+
+    def engines(self) -> dict[str, int]:
+        """Replica name → pid of every living engine of this run."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if "chairlift_engine" in arguments and str(self.run_dir) in "\0".join(arguments):
+                if int(entry.name) != self.process.pid and "--engine-id" in arguments:
+                    found[arguments[arguments.index("--engine-id") + 1]] = int(entry.name)
         return found
 
     def wait_for_no_children(self) -> None:

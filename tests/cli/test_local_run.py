@@ -118,7 +118,7 @@ def test_a_child_that_dies_is_reported_and_started_again(
     os.kill(local.children()[victim], signal.SIGKILL)
     name = {"chairlift_engine": "engine interactive-0", "chairlift_gateway": "the gateway"}[victim]
     local.wait_for_line(f"{name} was ended by SIGKILL; starting it again in 1 s")
-    local.wait_for_line("serving again")
+    local.wait_for_line(f"{name.removeprefix('engine ')} is serving again")
     with local.client() as client:
         answer = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "Hello!"}], max_tokens=4

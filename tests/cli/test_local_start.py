@@ -76,7 +76,7 @@ def test_an_engine_that_dies_while_loading_ends_the_run_with_its_last_lines(
     start_local: Callable[..., Any], pool_text: Callable[..., str]
 ) -> None:
     local = start_local(pool_text(load="60s"), keep_run_dir=False)
-    local.wait_for_line("loading tiny")
+    local.wait_for_line("interactive-0: loading tiny")
     # By then it runs Python and has logged where it listens.
     ends_s = time.monotonic() + 20
     while not list(local.run_dir.glob("*/*.announce.json")) and time.monotonic() < ends_s:
@@ -94,7 +94,7 @@ def test_ctrl_c_while_the_model_loads_leaves_nothing(
     start_local: Callable[..., Any], pool_text: Callable[..., str]
 ) -> None:
     local = start_local(pool_text(load="60s"), keep_run_dir=False)
-    local.wait_for_line("loading tiny")
+    local.wait_for_line("interactive-0: loading tiny")
     local.process.send_signal(signal.SIGINT)
     assert local.end() == 130
     assert local.children() == {} and list(local.run_dir.iterdir()) == []

@@ -8,6 +8,11 @@ import pytest
 
 from chairlift_cli.errors import CliError
 from chairlift_cli.run_dir import open_run_dir
+from chairlift_operator.engine_client import ReplicaEndpoint
+from chairlift_protocol.wire import RequestClass
+
+URL = "http://127.0.0.1:1234"
+ENDPOINT = ReplicaEndpoint("batch-0", URL, URL, "secret", RequestClass.BATCH)
 
 
 def test_a_run_folder_of_our_own_is_private_and_goes_at_the_end() -> None:
@@ -50,8 +55,8 @@ def test_endpoints_start_empty_and_are_replaced_whole() -> None:
     with open_run_dir(None) as run_dir:
         assert json.loads(run_dir.endpoints_file.read_text()) == {"replicas": []}
         before = run_dir.endpoints_file.stat().st_ino
-        run_dir.write_endpoints({"interactive-0": "http://127.0.0.1:1234"})
+        run_dir.write_endpoints([ENDPOINT])
         assert run_dir.endpoints_file.stat().st_ino != before
         assert json.loads(run_dir.endpoints_file.read_text()) == {
-            "replicas": [{"name": "interactive-0", "url": "http://127.0.0.1:1234"}]
+            "replicas": [{"name": "batch-0", "url": "http://127.0.0.1:1234", "class": "batch"}]
         }

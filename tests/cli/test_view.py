@@ -10,7 +10,8 @@ from chairlift_cli.view import LineView, LiveView
 from chairlift_operator.decisions import Condition, Decision, Health, ReplicaReport, Truth
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan
-from chairlift_operator.spec import InferencePool, Metadata, Model, PoolSpec
+from chairlift_operator.spec import InferencePool, Metadata, PoolSpec
+from chairlift_operator.spec_runtime import Model
 
 POOL = InferencePool(Metadata("chat"), PoolSpec(Model("tiny", "cache://tiny")))
 REPORT = ReplicaReport(

@@ -11,6 +11,7 @@ import pytest
 
 from chairlift_gateway.endpoints import EndpointsError, FileEndpoints, parse_endpoints
 from chairlift_gateway.routing import Replica
+from chairlift_protocol.wire import RequestClass
 
 ONE = SimpleNamespace(name="r0", url="http://127.0.0.1:8000")
 TWO = SimpleNamespace(name="r1", url="http://127.0.0.1:8001")
@@ -30,6 +31,10 @@ TWO = SimpleNamespace(name="r1", url="http://127.0.0.1:8001")
         (b'{"replicas": [{"name": "a", "url": "ftp://x"}]}', "not 'ftp://x'"),
         (b'{"replicas": [{"name": "a", "url": "http://x:99999"}]}', "not 'http://x:99999'"),
         (b'{"replicas": [{"name": "a", "url": "http://x?a=1"}]}', "not 'http://x?a=1'"),
+        (
+            b'{"replicas": [{"name": "a", "url": "http://x", "class": "bulk"}]}',
+            "replicas[0].class: must be interactive or batch, not 'bulk'",
+        ),
         (b'{"replicas": [{"name":"a","url":"http://x"},{"name":"a","url":"http://y"}]}', "twice"),
     ],
 )
@@ -43,7 +48,7 @@ def test_a_bad_list_is_refused_by_a_sentence_that_names_the_field(
 
 def test_fields_of_a_newer_writer_are_left_alone() -> None:
     content = b'{"v": 2, "replicas": [{"name": "a", "url": "http://x:1/", "class": "batch"}]}'
-    assert parse_endpoints(content) == (Replica("a", "http://x:1"),)
+    assert parse_endpoints(content) == (Replica("a", "http://x:1", RequestClass.BATCH),)
 
 
 def test_a_replaced_file_is_read_again(write_endpoints: Callable[..., Path]) -> None:

@@ -21,7 +21,7 @@ async def settle() -> None:
 
 async def test_a_wake_lets_a_few_go_per_replica_and_interactive_ones_first() -> None:
     num_routable = 0
-    holding = Holding(100, lambda: num_routable, GatewayMetrics())
+    holding = Holding(100, lambda _: num_routable, GatewayMetrics())
     let_go: list[RequestClass] = []
 
     async def wait(request_class: RequestClass) -> None:
@@ -45,7 +45,7 @@ async def test_a_wake_lets_a_few_go_per_replica_and_interactive_ones_first() -> 
 
 async def test_it_is_bounded_in_number_and_time_and_leaves_nothing_behind() -> None:
     metrics = GatewayMetrics()
-    holding = Holding(1, lambda: 0, metrics)
+    holding = Holding(1, lambda _: 0, metrics)
     first = asyncio.create_task(holding.wait(INTERACTIVE, 10.0))
     await settle()
     with pytest.raises(HoldFull):

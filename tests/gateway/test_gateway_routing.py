@@ -12,6 +12,9 @@ from chairlift_gateway.routing import (
     least_loaded,
 )
 from chairlift_protocol.load import Load
+from chairlift_protocol.wire import RequestClass
+
+INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
 
 REPLICAS = tuple(Replica(f"r{i}", f"http://127.0.0.1:{9000 + i}") for i in range(4))
 
@@ -27,8 +30,10 @@ candidates = st.lists(
 )
 
 
-def load(num_running: int = 0, num_waiting: int = 0, draining: bool = False) -> Load:
-    return Load(num_running, num_waiting, 0, 0, 0.0, (0, 0), draining)
+def load(
+    num_running: int = 0, num_waiting: int = 0, draining: bool = False, share: float = 0.0
+) -> Load:
+    return Load(num_running, num_waiting, 0, 0, share, (0, 0), draining)
 
 
 def router_of(num_replicas: int) -> Router:
@@ -63,7 +68,7 @@ def test_alone_it_keeps_in_flight_counts_within_one_of_each_other_as_requests_ar
     for now_s, step in enumerate(steps):
         if step is None:
             counts = {each: in_flight.count(each) for each in router.replicas}
-            chosen = router.choose(float(now_s))
+            chosen = router.choose(INTERACTIVE, float(now_s))
             assert chosen is not None and counts[chosen] == min(counts.values())
             router.begin(chosen)
             in_flight.append(chosen)
@@ -79,7 +84,7 @@ def test_equals_take_turns() -> None:
     router = router_of(3)
     chosen = []
     for _ in range(6):
-        replica = router.choose(0.0)
+        replica = router.choose(INTERACTIVE, 0.0)
         assert replica is not None
         router.begin(replica)
         router.end(replica)
@@ -95,8 +100,8 @@ def test_what_other_gateways_sent_counts_until_the_statement_is_old() -> None:
     router.end(first)
     for _ in range(3):
         router.begin(second)
-    assert router.choose(1.0) == second
-    assert router.choose(STATEMENT_FRESH_S + 0.1) == first
+    assert router.choose(INTERACTIVE, 1.0) == second
+    assert router.choose(INTERACTIVE, STATEMENT_FRESH_S + 0.1) == first
 
 
 def test_a_replica_that_says_it_drains_gets_nothing_and_one_that_failed_only_without_another() -> (
@@ -106,12 +111,12 @@ def test_a_replica_that_says_it_drains_gets_nothing_and_one_that_failed_only_wit
     first, second = router.replicas
     router.begin(second)
     router.avoid(first, now_s=0.0)
-    assert router.choose(AVOID_S - 0.1) == second
-    assert router.choose(AVOID_S + 0.1) == first
+    assert router.choose(INTERACTIVE, AVOID_S - 0.1) == second
+    assert router.choose(INTERACTIVE, AVOID_S + 0.1) == first
     router.learn(second, load(draining=True), now_s=0.0)
-    assert router.choose(AVOID_S - 0.1) == first
-    assert router.choose(0.0, excluding=first) is None
-    assert router.num_routable(0.0) == 1
+    assert router.choose(INTERACTIVE, AVOID_S - 0.1) == first
+    assert router.choose(INTERACTIVE, 0.0, excluding=first) is None
+    assert router.num_routable(INTERACTIVE, 0.0) == 1
 
 
 def test_a_replica_that_left_the_list_is_forgotten_once_its_last_request_ended() -> None:
@@ -119,12 +124,12 @@ def test_a_replica_that_left_the_list_is_forgotten_once_its_last_request_ended()
     first, second = router.replicas
     router.begin(first)
     assert router.replace([second])
-    assert router.choose(0.0) == second
+    assert router.choose(INTERACTIVE, 0.0) == second
     router.end(first)
     assert router.num_in_flight(first) == 0
     assert not router.replace([second])
     assert router.replace([])
-    assert router.choose(0.0) is None
+    assert router.choose(INTERACTIVE, 0.0) is None
 
 
 def test_a_name_at_another_address_starts_with_a_clean_account() -> None:
@@ -133,5 +138,24 @@ def test_a_name_at_another_address_starts_with_a_clean_account() -> None:
     router.avoid(old, 0.0)
     moved = Replica(old.name, "http://127.0.0.1:9999")
     assert router.replace([moved])
-    assert router.choose(0.0) == moved
+    assert router.choose(INTERACTIVE, 0.0) == moved
     assert router.num_in_flight(moved) == 0
+
+
+def test_each_class_goes_to_its_replicas_and_batch_work_also_to_those_that_lend() -> None:
+    lender = Replica("interactive-0", "http://127.0.0.1:1")
+    own = Replica("batch-0", "http://127.0.0.1:2", BATCH)
+    router = Router()
+    router.replace([lender, own])
+    assert router.choose(INTERACTIVE, 0.0, excluding=lender) is None
+    assert router.choose(BATCH, 0.0) == own  # whether the other lends is not known yet
+    assert router.choose(BATCH, 0.0, excluding=own) == lender
+    router.begin(lender)
+    router.learn(lender, load(num_running=1, share=0.0), 0.0)
+    assert router.choose(BATCH, 1.0, excluding=own) is None
+    assert (router.num_routable(BATCH, 1.0), router.num_routable(INTERACTIVE, 1.0)) == (1, 1)
+    router.learn(lender, load(num_running=1, share=0.5), 2.0)
+    router.begin(own)
+    router.begin(own)
+    assert router.choose(BATCH, 3.0) == lender
+    assert router.choose(BATCH, 3.0 + STATEMENT_FRESH_S) == own  # the statement has aged

@@ -11,11 +11,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from chairlift_operator.decisions import SetPolicy
-from chairlift_operator.direct_cluster import DirectCluster
+from chairlift_operator.decisions import SetPolicy, SetReplicas
+from chairlift_operator.direct_cluster import DirectCluster, StartingReplica
 from chairlift_operator.engine_client import EngineClient, EngineError, ReplicaEndpoint
+from chairlift_operator.snapshot import Phase
 from chairlift_protocol import wire
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_protocol.wire import RequestClass
 
 START = Policy(Generation(0, 0), 64, 2048, 2048, 0.0, SloThresholds(500.0, 50.0))
 WANTED = replace(START, generation=Generation(1, 1), batch_size=16)
@@ -79,6 +81,21 @@ class FakeEngine:
         return web.json_response(body)
 
 
+class FakeFleet:
+    def __init__(self, gateway_url: str, endpoints: list[ReplicaEndpoint]) -> None:
+        self.gateway_url = gateway_url
+        self._endpoints = endpoints
+
+    def endpoints(self) -> list[ReplicaEndpoint]:
+        return self._endpoints
+
+    def starting(self) -> list[StartingReplica]:
+        return [StartingReplica("batch-0", RequestClass.BATCH)]
+
+    def set_replicas(self, action: SetReplicas) -> str:
+        return f"{action.count} from now on"
+
+
 def _with_engine(
     mood: str, use: Callable[[EngineClient, DirectCluster], Awaitable[Any]], token: str = "secret"
 ) -> Any:
@@ -96,7 +113,8 @@ def _with_engine(
             endpoint = ReplicaEndpoint("chat-0", url, url, token)
             async with aiohttp.ClientSession() as session:
                 client = EngineClient(session, endpoint, timeout_s=0.3)
-                cluster = DirectCluster("default/chat", lambda: [endpoint], session, lambda: 7.0)
+                fleet = FakeFleet(url, [endpoint])
+                cluster = DirectCluster("default/chat", fleet, session, lambda: 7.0)
                 return await use(client, cluster)
         finally:
             await runner.cleanup()
@@ -138,7 +156,9 @@ def test_a_refused_or_impossible_write_is_a_result_not_a_crash(
 
 def test_a_pool_is_observed_with_readiness_metrics_and_policy() -> None:
     snapshot = _with_engine("", lambda _, cluster: cluster.observe())
-    (replica,) = snapshot.replicas
+    replica, starting = snapshot.replicas
+    assert (starting.name, starting.phase, starting.ready) == ("batch-0", Phase.STARTING, False)
+    assert "series chairlift_requests_received_total of class" in snapshot.gateway.failure
     assert (snapshot.pool, snapshot.taken_at_s, replica.name) == ("default/chat", 7.0, "chat-0")
     assert replica.ready and replica.sample.missing == () and replica.sampled_at_s == 7.0
     assert replica.policy.desired == START
@@ -163,6 +183,12 @@ def test_an_engine_in_trouble_stays_in_the_snapshot_with_the_reason(
 
 def test_a_loading_engine_is_seen_but_not_ready() -> None:
     assert not _with_engine("loading", lambda _, c: c.observe()).replicas[0].ready
+
+
+def test_a_change_of_replicas_goes_to_whoever_runs_them() -> None:
+    action = SetReplicas(RequestClass.BATCH, 3, (), "work waits", 60.0)
+    (result,) = _with_engine("", lambda _, cluster: cluster.apply([action]))
+    assert result.detail == "3 from now on"
 
 
 def test_an_engine_that_hangs_is_given_up_in_time() -> None:

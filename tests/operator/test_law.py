@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chairlift_operator import law
 from chairlift_operator.law import Bracket, Demand, Direction, LastMove, MoveLimits
-from chairlift_operator.spec import BLOCK_TOKENS, Bounds
+from chairlift_operator.spec_values import BLOCK_TOKENS, Bounds
 from chairlift_operator.step_time import StepCosts
 from chairlift_operator.windows import Attainment, wilson_bounds
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chairlift_operator.decisions import Condition, Health, Truth
+from chairlift_operator.decisions import Condition, Health, SetReplicas, Truth
 from chairlift_operator.exposition import EngineSample
 from chairlift_operator.memory import Knobs, Memory
 from chairlift_operator.plan import Plan, plan
-from chairlift_operator.replica_plan import first_policy
+from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.signals import Idle, Unknown, Value
 from chairlift_operator.snapshot import ReplicaSnapshot, Snapshot
 from chairlift_operator.step_time import StepCosts
@@ -178,7 +178,7 @@ def test_an_idle_pool_is_frozen_and_its_signals_are_idle_not_unknown(
 
 
 def test_a_partly_seen_pool_only_shrinks(make_pool: Make, make_engine: Make) -> None:
-    pool = make_pool()
+    pool = make_pool(replicas=(1, 3))
     engine = make_engine(REFERENCE)
     memory = Memory.start()
     blind = ReplicaSnapshot("chat-1", ready=True, scrape_failure="timed out", policy_failure="same")
@@ -199,14 +199,16 @@ def test_a_replica_that_is_gone_decides_nothing_and_is_forgotten(
     engine, pool = make_engine(REFERENCE), make_pool()
     made = plan(pool, _snapshot(engine.snapshot(), at_s=1), Memory.start(), 1)
     made = plan(pool, _snapshot(at_s=6), made.memory, 6)
-    assert made.actions == () and made.replicas == () and made.health is Health.MISSING
+    assert made.replicas == () and made.health is Health.MISSING
+    (action,) = made.actions
+    assert isinstance(action, SetReplicas) and action.count == 1
     assert plan(pool, _snapshot(at_s=700), made.memory, 700).memory.replicas == {}
 
 
 def test_a_newcomer_starts_from_what_served_well_beside_it(
     make_pool: Make, make_engine: Make
 ) -> None:
-    engine, pool = make_engine(REFERENCE), make_pool()
+    engine, pool = make_engine(REFERENCE), make_pool(replicas=(1, 3))
     made = plan(pool, _snapshot(engine.snapshot(), at_s=1), Memory.start(), 1)
     _obeying(made, engine)
     known = replace(made.memory.replicas["chat-0"], last_good=Knobs(40, 600))
@@ -226,7 +228,7 @@ GAUGES_TRULY_ZERO = {"num_running", "num_waiting"}
 NUMBERS = [
     f.name
     for f in fields(EngineSample)
-    if f.name not in ("slo_counts", "policy_generation", "rejected")
+    if f.name not in ("slo_counts", "classes", "policy_generation", "rejected")
 ]
 
 

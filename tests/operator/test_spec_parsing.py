@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift_operator.spec import StepProfile, format_duration, parse_duration
 from chairlift_operator.spec_parsing import (
     SpecError,
     parse_pool,
@@ -14,6 +13,8 @@ from chairlift_operator.spec_parsing import (
     pool_to_mapping,
     with_overrides,
 )
+from chairlift_operator.spec_runtime import StepProfile
+from chairlift_operator.spec_values import format_duration, parse_duration
 
 MINIMAL = """
 apiVersion: chairlift.dev/v1alpha1
@@ -61,7 +62,42 @@ def test_the_example_pool_is_accepted() -> None:
             "spec.interactive.slo.interTokenLatency.treshold: is not a field here; did you mean "
             "threshold?",
         ),
-        (_with("  batch: {}\n"), "spec.batch: is not a field here: remove it; known here: model"),
+        (_with("  quotas: {}\n"), "spec.quotas: is not a field here: remove it; known here: model"),
+        (
+            _with("  batch: {}\n"),
+            "spec.batch: batch work would have nowhere to run: set replicas.max",
+        ),
+        (
+            _with("  batch: {borrowing: {maxShare: 101}}\n"),
+            "spec.batch.borrowing.maxShare: must be less than or equal to 100, not 101.",
+        ),
+        (
+            _with("  batch: {borrowing: {returnWithin: 5s}}\n"),
+            "spec.batch.borrowing: returnWithin 5s is below 10s, two of the controller's ticks",
+        ),
+        (
+            _with(
+                "  batch: {borrowing: {}, batchSize: {max: 64}, stepTokens: {max: 32, min: 32}}\n"
+            ),
+            "spec.batch: batchSize.max 64 is above stepTokens.max 32",
+        ),
+        (
+            _with(
+                "  capacity: {replicas: 2}\n"
+                "  interactive: {replicas: {min: 2, max: 4}}\n"
+                "  batch: {replicas: {min: 1, max: 1}}\n"
+            ),
+            "spec: interactive.replicas.min 2 and batch.replicas.min 1 make 3, above "
+            "capacity.replicas 2: lower a min or raise capacity.replicas.",
+        ),
+        (
+            _with("  interactive: {replicas: {min: 0}}\n"),
+            "spec.interactive.replicas.min: must be greater than or equal to 1, not 0.",
+        ),
+        (
+            _with("  interactive: {scheduling: static}\n"),
+            "spec.interactive.scheduling: must be 'Continuous' or 'Static', not 'static'.",
+        ),
         (
             _with("  interactive: {batchSize: {min: 9, max: 4}}\n"),
             "spec.interactive.batchSize: min 9 is above max 4: lower min or raise max.",

@@ -64,6 +64,9 @@ class Metrics:
     def observe_gauges(self, gauges: Gauges, policy: Policy) -> None:
         self._running.set(sum(gauges.num_running.values()))
         self._waiting.set(sum(gauges.num_waiting.values()))
+        for request_class in RequestClass:
+            self._running_of[request_class].set(gauges.num_running[request_class])
+            self._waiting_of[request_class].set(gauges.num_waiting[request_class])
         self._kv_usage.set(1 - gauges.num_free_blocks / self._num_blocks)
         self._oldest_arrival_s = gauges.oldest_arrival_s
         self._generation_term.set(policy.generation.term)
@@ -99,6 +102,7 @@ class Metrics:
 
     def _observe_token(self, event: TokenEvent, now_s: float) -> None:
         request = event.request
+        self._class_generation_tokens[request.request_class].inc()
         if event.gap_s is not None:
             self._itl.observe(event.gap_s)
             self._count_slo("itl", event.gap_s * 1e3, request)
@@ -106,6 +110,8 @@ class Metrics:
             assert request.first_scheduled_s is not None
             age_s = now_s - request.arrival_s
             self._prompt_tokens.inc(request.num_prompt_tokens)
+            self._first_tokens[request.request_class].inc()
+            self._class_prompt_tokens[request.request_class].inc(request.num_prompt_tokens)
             self._ttft.observe(age_s)
             self._queue_time.observe(request.first_scheduled_s - request.arrival_s)
             self._count_slo("ttft", age_s * 1e3, request)
@@ -147,16 +153,17 @@ class Metrics:
         )
         self._generation_term = generation.labels("term")
         self._generation_counter = generation.labels("counter")
-        oldest = Gauge(
-            names.OLDEST_WAITING_SECONDS,
-            "Age of the oldest waiting request; 0 when none waits.",
-            ["class"],
-            registry=self.registry,
+        self._running_of = self._class_gauge(
+            names.REQUESTS_RUNNING, "Requests that hold a slot, by class."
         )
-        for request_class in RequestClass:
-            oldest.labels(request_class).set_function(
-                partial(self._oldest_waiting_s, request_class)
-            )
+        self._waiting_of = self._class_gauge(
+            names.REQUESTS_WAITING, "Requests without a slot, by class."
+        )
+        oldest = self._class_gauge(
+            names.OLDEST_WAITING_SECONDS, "Age of the oldest waiting request; 0 when none waits."
+        )
+        for request_class, gauge in oldest.items():
+            gauge.set_function(partial(self._oldest_waiting_s, request_class))
 
     def _make_histograms(self) -> None:
         self._ttft = self._histogram(
@@ -176,6 +183,15 @@ class Metrics:
         self._prompt_tokens = self._counter(names.PROMPT_TOKENS, "Prompt tokens, at first token.")
         self._generation_tokens = self._counter(names.GENERATION_TOKENS, "Sampled tokens.")
         self._preemptions = self._counter(names.NUM_PREEMPTIONS, "Requests sent back to waiting.")
+        self._first_tokens = self._class_counter(
+            names.FIRST_TOKENS, "Requests that got their first token."
+        )
+        self._class_prompt_tokens = self._class_counter(
+            names.CLASS_PROMPT_TOKENS, "Prompt tokens by class, at first token."
+        )
+        self._class_generation_tokens = self._class_counter(
+            names.CLASS_GENERATION_TOKENS, "Sampled tokens by class."
+        )
         success = Counter(
             names.REQUEST_SUCCESS,
             "Requests that ended, also by abort or error.",
@@ -204,6 +220,14 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _class_gauge(self, name: str, text: str) -> dict[RequestClass, Gauge]:
+        gauge = Gauge(name, text, ["class"], registry=self.registry)
+        return {request_class: gauge.labels(request_class) for request_class in RequestClass}
+
+    def _class_counter(self, name: str, text: str) -> dict[RequestClass, Counter]:
+        counter = Counter(name, text, ["class"], registry=self.registry)
+        return {request_class: counter.labels(request_class) for request_class in RequestClass}
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, list(self._labels), registry=self.registry).labels(

@@ -1,0 +1,224 @@
+"""How many replicas a class should have, in closed form and with its brakes. Pure.
+
+Out at once, as far as measured demand asks; in by one, when a whole window's demand fits fewer.
+Replicas that start count as supply, so that a warm-up is not asked for twice. What is unknown
+lowers nothing. Called by `scaling`, which reads the numbers together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from chairlift_operator import law
+from chairlift_operator.spec_values import Bounds
+from chairlift_operator.step_time import StepCosts
+
+FILL: Final = 0.75  # of what a replica can carry; the rest absorbs bursts
+SLOW_START_FILL: Final = 0.6  # when a new replica takes longer than SLOW_START_S
+SLOW_START_S: Final = 60.0
+TOLERANCE: Final = 1.05
+DRAIN_S: Final = 240.0  # a queue shall be gone by then
+KV_FILL: Final = 0.8
+KEPT_FILL: Final = 0.9  # of FILL: what one replica fewer may be filled to
+KEPT_KV: Final = 0.75
+FORECAST: Final = 1.5
+REST_S: Final = 60.0  # between two changes, when the last of them shrinks
+FIRST_WARM_UP_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean tokens of a class's requests."""
+
+    prompt_tokens: float
+    output_tokens: float
+
+    @property
+    def context_tokens(self) -> float:
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """num_pending: asked for, not yet ready. num_draining: going, still holding their place."""
+
+    num_ready: int
+    num_pending: int
+    num_draining: int
+
+    @property
+    def count(self) -> int:
+        return self.num_ready + self.num_pending
+
+    @property
+    def num_held(self) -> int:
+        return self.count + self.num_draining
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What demand asks for now, whatever the bounds. fits_fewer: one less would carry it too."""
+
+    count: int
+    reason: str
+    fits_fewer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleState:
+    """wants: what was asked for over the last window, oldest first."""
+
+    wants: tuple[tuple[float, int], ...] = ()
+    changed_at_s: float = -math.inf
+    asked_at_s: float = -math.inf
+    num_missed_in_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleInput:
+    """want: None when it is not known. complaint: objectives are missed and nothing faster helps.
+
+    is_certain: everything that counts for shrinking was read this tick.
+    """
+
+    bounds: Bounds
+    supply: Supply
+    want: Want | None
+    complaint: str | None
+    is_certain: bool
+    is_managed: bool
+    window_s: float
+    warm_up_s: float
+    state: ScaleState
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    count: int
+    reason: str
+    state: ScaleState
+
+
+def sustainable_rate(
+    costs: StepCosts, target_s: float, lengths: Lengths, max_batch: int, kv_tokens: float
+) -> float:
+    """Requests a second that one replica carries with steps of `target_s`."""
+    context = lengths.context_tokens
+    per_token_s = costs.decode_s + costs.kv_s * context
+    per_request_s = costs.prefill_s * lengths.prompt_tokens + lengths.output_tokens * per_token_s
+    useful = max(0.0, 1 - costs.fixed_s / target_s)
+    by_time = useful / per_request_s if per_request_s > 0 else math.inf
+    slots = min(
+        float(max_batch),
+        law.batch_size_for_latency(costs, target_s, context),
+        law.batch_size_for_memory(kv_tokens, context, preempting=False),
+    )
+    return min(by_time, slots / (max(1.0, lengths.output_tokens) * target_s))
+
+
+def forecast(rate: float, slope_per_s: float, warm_up_s: float) -> float:
+    """The rate that a replica asked for now will meet, as far as the last minute tells."""
+    return max(rate, min(FORECAST * rate, rate + max(0.0, slope_per_s) * warm_up_s / 2))
+
+
+def replicas_for_rate(
+    arrivals_per_s: float, num_queued: float, per_replica: float, supply: Supply, warm_up_s: float
+) -> float:
+    """Replicas, in fractions, that carry the arrivals and drain the queue."""
+    fill = SLOW_START_FILL if warm_up_s > SLOW_START_S else FILL
+    spare = max(0.0, supply.count * fill * per_replica - arrivals_per_s)
+    backlog = max(0.0, num_queued - arrivals_per_s)
+    return (arrivals_per_s + max(0.0, backlog / DRAIN_S - spare)) / (fill * per_replica)
+
+
+def rounded_up(need: float, supply: Supply) -> int:
+    """Whole replicas; a need just above what is there asks for no more."""
+    return supply.count if supply.count < need <= TOLERANCE * supply.count else math.ceil(need)
+
+
+def scale(given: ScaleInput) -> Scale:
+    state = _remember(given)
+    count, bounds = given.supply.count, given.bounds
+    if not bounds.min <= count <= bounds.max:
+        kept = bounds.clamp(count)
+        return _changed(given, state, kept, f"bounds of the spec, {bounds.min} to {bounds.max}")
+    if not given.is_managed:
+        return Scale(count, "autoscaling is Off", state)
+    want = given.want
+    if want is not None and want.count > count:
+        target = bounds.clamp(min(want.count, 2 * count + 1))
+        return _changed(given, state, target, want.reason)
+    if given.complaint and _may_ask(given, state):
+        asked = replace(state, asked_at_s=given.now_s)
+        return _changed(given, asked, bounds.clamp(count + 1), given.complaint)
+    if want is not None and _may_shrink(given, state, want):
+        reason = f"{want.reason}; {given.window_s:.0f} s of it fit {count - 1}"
+        return _changed(given, state, bounds.clamp(count - 1), reason)
+    return Scale(count, want.reason if want else "demand is not known", state)
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """What each class may have now; the wish of the interactive one that finds no room yet."""
+
+    interactive: int
+    batch: int
+
+
+def allot(
+    capacity: int, wishes: tuple[int, int], supplies: tuple[Supply, Supply], batch_min: int
+) -> Allotment:
+    """Interactive first; what shrinks does so now, what grows only into places that are free."""
+    interactive = min(wishes[0], capacity - batch_min)
+    batch = max(0, min(wishes[1], capacity - interactive))
+    free = capacity - sum(supply.num_held for supply in supplies)
+    granted = []
+    for wish, supply in zip((interactive, batch), supplies, strict=True):
+        growth = max(0, min(wish - supply.count, free))
+        free -= growth
+        granted.append(supply.count + growth if wish > supply.count else wish)
+    return Allotment(*granted)
+
+
+def _remember(given: ScaleInput) -> ScaleState:
+    state, now_s = given.state, given.now_s
+    missed = state.num_missed_in_row + 1 if given.complaint else 0
+    wants = state.wants
+    if given.want is not None:
+        wants = (*wants, (now_s, given.want.count))
+    # One entry from before the window is kept: it tells that the window was seen whole.
+    while len(wants) > 1 and wants[1][0] <= now_s - given.window_s:
+        wants = wants[1:]
+    return replace(state, wants=wants, num_missed_in_row=missed)
+
+
+def _changed(given: ScaleInput, state: ScaleState, count: int, reason: str) -> Scale:
+    if count != given.supply.count:
+        state = replace(state, changed_at_s=given.now_s, num_missed_in_row=0)
+    return Scale(count, reason, state)
+
+
+def _may_ask(given: ScaleInput, state: ScaleState) -> bool:
+    return (
+        given.supply.num_pending == 0
+        and state.num_missed_in_row >= 2
+        and given.now_s - max(state.asked_at_s, state.changed_at_s) >= given.warm_up_s
+    )
+
+
+def _may_shrink(given: ScaleInput, state: ScaleState, want: Want) -> bool:
+    supply, now_s = given.supply, given.now_s
+    whole_window = bool(state.wants) and state.wants[0][0] <= now_s - given.window_s
+    return (
+        given.is_certain
+        and supply.num_pending == 0
+        and supply.num_draining == 0
+        and not given.complaint
+        and whole_window
+        and max(count for _, count in state.wants) < supply.count
+        and now_s - state.changed_at_s >= min(REST_S, given.window_s)
+        and want.fits_fewer
+    )

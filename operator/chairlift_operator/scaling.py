@@ -1,0 +1,290 @@
+"""The replicas part of a plan: demand, each class's count, one capacity for both. Pure.
+
+Interactive demand is arrivals at the gateway, what queues, and KV memory; batch demand is what must
+be done before `maximumWait`, beyond what borrowed replicas do. Called by `plan`, after the policies
+of this tick are known: replicas are the last lever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from chairlift_operator import law
+from chairlift_operator.decisions import Decision, ReplicaReport, SetReplicas
+from chairlift_operator.memory import Memory, ReplicaMemory, ScalingMemory
+from chairlift_operator.readings import failure_of
+from chairlift_operator.replica_law import (
+    FILL,
+    KEPT_FILL,
+    KEPT_KV,
+    KV_FILL,
+    Scale,
+    ScaleInput,
+    Supply,
+    Want,
+    allot,
+    forecast,
+    replicas_for_rate,
+    rounded_up,
+    scale,
+)
+from chairlift_operator.snapshot import Phase, ReplicaSnapshot, Snapshot
+from chairlift_operator.spec import InferencePool
+from chairlift_operator.windows import ObjectiveKey, attainment
+from chairlift_operator.workload import Workload, batch_work_per_s, rate_per_replica
+from chairlift_protocol.wire import RequestClass
+
+INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
+MIN_EVENTS: Final = 60
+LEAST_SLACK: Final = 0.1  # of the maximum wait: what is late already is not hopeless
+_WARM_UP_WEIGHT: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPlan:
+    """crowded: the sentence on interactive demand that found no room, None when it did."""
+
+    actions: tuple[SetReplicas, ...]
+    decisions: tuple[Decision, ...]
+    memory: ScalingMemory
+    crowded: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A tick as this module's functions see it. settled: no policy moves in it."""
+
+    pool: InferencePool
+    snapshot: Snapshot
+    memory: Memory
+    reports: Sequence[ReplicaReport]
+    now_s: float
+    settled: bool
+
+    def seen(self, request_class: RequestClass) -> list[ReplicaSnapshot]:
+        return [r for r in self.snapshot.replicas if r.request_class is request_class]
+
+    def supply(self, request_class: RequestClass) -> Supply:
+        seen = self.seen(request_class)
+        ready = sum(r.is_supply and r.ready for r in seen)
+        pending = sum(r.is_pending for r in seen)
+        return Supply(ready, pending, len(seen) - ready - pending)
+
+    def serving(self, request_class: RequestClass) -> dict[str, ReplicaMemory]:
+        replicas = self.memory.replicas
+        return {
+            r.name: replicas[r.name]
+            for r in self.seen(request_class)
+            if r.phase is Phase.SERVING and r.name in replicas
+        }
+
+    def is_certain(self, request_class: RequestClass) -> bool:
+        return self.memory.scaling.arrivals.is_fresh(self.now_s) and all(
+            failure_of(r, self.now_s) is None for r in self.seen(request_class) if r.is_supply
+        )
+
+
+def plan_replicas(
+    pool: InferencePool,
+    snapshot: Snapshot,
+    memory: Memory,
+    reports: Sequence[ReplicaReport],
+    settled: bool,
+) -> ScalingPlan:
+    now_s = snapshot.taken_at_s
+    memory = replace(memory, scaling=_observed(memory.scaling, snapshot))
+    view = _View(pool, snapshot, memory, reports, now_s, settled)
+    scales = {c: scale(_input(view, c)) for c in (INTERACTIVE, BATCH)}
+    supplies = (view.supply(INTERACTIVE), view.supply(BATCH))
+    granted = allot(
+        pool.spec.num_replicas,
+        (scales[INTERACTIVE].count, scales[BATCH].count),
+        supplies,
+        pool.spec.replicas(BATCH).min,
+    )
+    counts = {INTERACTIVE: granted.interactive, BATCH: granted.batch}
+    enforces = pool.spec.mode == "Enforce"
+    actions, decisions = [], []
+    said = dict(memory.scaling.recommended)
+    for c in (BATCH, INTERACTIVE):
+        action = _action(view, c, counts[c], scales[c], scales[INTERACTIVE])
+        before = view.supply(c).count
+        if action is None or (not enforces and said.get(c) == action.count):
+            continue
+        said[c] = action.count
+        decisions.append(
+            Decision(now_s, c.value, "replicas", before, action.count, action.reason, enforces)
+        )
+        if enforces:
+            actions.append(action)
+    states = scales if enforces else {}
+    scaling = replace(
+        memory.scaling,
+        states=MappingProxyType({c: outcome.state for c, outcome in states.items()}),
+        recommended=MappingProxyType({} if enforces else said),
+    )
+    crowded = _crowded(view, scales[INTERACTIVE])
+    return ScalingPlan(tuple(actions), tuple(decisions), scaling, crowded)
+
+
+def _observed(scaling: ScalingMemory, snapshot: Snapshot) -> ScalingMemory:
+    """Take in arrivals, and how long replicas took to become ready."""
+    now_s, starting, warm_up_s = snapshot.taken_at_s, {}, scaling.warm_up_s
+    for seen in snapshot.replicas:
+        since_s = scaling.starting.get(seen.name)
+        if seen.phase is Phase.STARTING:
+            starting[seen.name] = now_s if since_s is None else since_s
+        elif since_s is not None and seen.ready:
+            warm_up_s += _WARM_UP_WEIGHT * (now_s - since_s - warm_up_s)
+    return replace(
+        scaling,
+        arrivals=scaling.arrivals.with_snapshot(snapshot.gateway),
+        starting=MappingProxyType(starting),
+        warm_up_s=warm_up_s,
+    )
+
+
+def _input(view: _View, request_class: RequestClass) -> ScaleInput:
+    spec, scaling = view.pool.spec, view.memory.scaling
+    is_interactive = request_class is INTERACTIVE
+    return ScaleInput(
+        bounds=spec.replicas(request_class),
+        supply=view.supply(request_class),
+        want=_interactive_want(view) if is_interactive else _batch_want(view),
+        complaint=_complaint(view) if is_interactive else None,
+        is_certain=view.is_certain(request_class),
+        is_managed=spec.autoscaling.mode == "Managed",
+        window_s=spec.autoscaling.scale_down_window_s,
+        warm_up_s=scaling.warm_up_s,
+        state=scaling.of(request_class),
+        now_s=view.now_s,
+    )
+
+
+def _interactive_want(view: _View) -> Want | None:
+    arrivals, now_s = view.memory.scaling.arrivals, view.now_s
+    rate = arrivals.rate_per_s(INTERACTIVE, now_s)
+    if rate is None:
+        return None
+    load = Workload.of(INTERACTIVE, view.serving(INTERACTIVE))
+    num_queued = load.num_waiting + arrivals.num_held(INTERACTIVE)
+    if rate == 0 and num_queued == 0 and load.num_running == 0:
+        return Want(0, "no request arrives")
+    per_replica = _interactive_rate(view)
+    if not per_replica:
+        return None
+    supply, warm_up_s = view.supply(INTERACTIVE), view.memory.scaling.warm_up_s
+    expected = forecast(rate, arrivals.slope_per_s(INTERACTIVE, now_s), warm_up_s)
+    need = replicas_for_rate(expected, num_queued, per_replica, supply, warm_up_s)
+    reason = f"{rate:.2g} requests/s arrive"
+    if num_queued:
+        reason += f" and {num_queued:.0f} wait"
+    reason += f", a replica carries {per_replica:.2g}/s within the objectives"
+    count, tokens, kv_tokens = rounded_up(need, supply), load.kv_tokens_needed, load.kv_tokens
+    by_memory = math.ceil(tokens / (KV_FILL * kv_tokens)) if kv_tokens else 0
+    if by_memory > count:
+        count = by_memory
+        reason = f"{tokens:.0f} tokens of context need room, a replica holds {kv_tokens:.0f}"
+    fewer = max(1, supply.count - 1)
+    return Want(
+        count,
+        reason,
+        fits_fewer=rate <= fewer * per_replica * KEPT_FILL * FILL
+        and tokens <= KEPT_KV * fewer * kv_tokens
+        and num_queued <= supply.count,
+    )
+
+
+def _interactive_rate(view: _View) -> float | None:
+    target_s = law.MARGIN * view.pool.spec.interactive.slo.inter_token_latency.threshold_s
+    batch_max = view.pool.spec.interactive.batch_size.max
+    return rate_per_replica(INTERACTIVE, view.serving(INTERACTIVE), target_s, batch_max)
+
+
+def _batch_want(view: _View) -> Want | None:
+    """Enough to start every queued item before it has waited too long."""
+    arrivals, batch = view.memory.scaling.arrivals, view.pool.spec.batch
+    if batch is None:
+        return Want(0, "the spec has no batch section")
+    if not arrivals.is_fresh(view.now_s):
+        return None
+    own, lenders = view.serving(BATCH), view.serving(INTERACTIVE)
+    here, borrowed = Workload.of(BATCH, own), Workload.of(BATCH, lenders)
+    num_queued = here.num_waiting + borrowed.num_waiting + arrivals.num_held(BATCH)
+    busy = math.ceil(here.num_running / batch.batch_size.max)
+    if num_queued == 0:
+        return Want(busy, f"{here.num_running:.0f} batch requests run, none waits")
+    waited_s = max(here.oldest_waiting_s, borrowed.oldest_waiting_s)
+    longest_s = batch.slo.maximum_wait_s
+    slack_s = max(longest_s - waited_s, LEAST_SLACK * longest_s)
+    lent_per_s = batch_work_per_s(lenders, view.now_s)
+    missing_per_s = num_queued / slack_s - lent_per_s
+    reason = f"{num_queued:.0f} batch requests must start within {slack_s:.0f} s"
+    if lent_per_s:
+        reason += f", borrowed replicas start {lent_per_s:.2g}/s"
+    if missing_per_s <= 0:
+        return Want(busy, reason)
+    target_s = law.MARGIN * view.pool.spec.aims(BATCH).slo.inter_token_latency.threshold_s
+    known = own or lenders
+    per_replica = rate_per_replica(BATCH, known, target_s, batch.batch_size.max)
+    if not per_replica:
+        return Want(max(1, view.supply(BATCH).count), reason)
+    need = missing_per_s / (KEPT_FILL * per_replica)
+    reason += f", a replica starts {per_replica:.2g}/s"
+    return Want(max(1, busy, rounded_up(need, view.supply(BATCH))), reason)
+
+
+def _complaint(view: _View) -> str | None:
+    """First tokens come late, requests queue, and no faster lever is left."""
+    objective = view.pool.spec.interactive.slo.time_to_first_token
+    serving = view.serving(INTERACTIVE)
+    key = ObjectiveKey("ttft", objective.threshold_ms, INTERACTIVE.value)
+    histories = [memory.history for memory in serving.values()]
+    seen = attainment(histories, key, objective.bad_budget, view.now_s)
+    if seen is None or seen.num_events < MIN_EVENTS or seen.lower <= objective.bad_budget:
+        return None
+    lends = any(r.batch_share and r.num_borrowing for r in view.reports)
+    load = Workload.of(INTERACTIVE, serving)
+    if lends or not view.settled or load.num_waiting == 0:
+        return None
+    share = 100 * seen.bad_share
+    return (
+        f"{share:.0f} % of first tokens over {objective.threshold_ms:g} ms, "
+        "step tokens, batch size and batch share are at their limits"
+    )
+
+
+def _action(
+    view: _View, request_class: RequestClass, count: int, own: Scale, interactive: Scale
+) -> SetReplicas | None:
+    supply = view.supply(request_class)
+    if count == supply.count:
+        return None
+    reason = own.reason
+    if request_class is BATCH and count < min(own.count, supply.count):
+        reason = f"interactive work needs the room: {interactive.reason}"
+    timeout_s = view.pool.spec.autoscaling.drain_timeout_s
+    num_victims = max(0, supply.count - count)
+    victims = tuple(_victims(view, request_class)[:num_victims])
+    return SetReplicas(request_class, count, victims, reason, timeout_s)
+
+
+def _victims(view: _View, request_class: RequestClass) -> list[str]:
+    """Who goes first: those not yet ready, then the least busy, then the youngest by name."""
+    busy = {r.name: (r.num_running or 0.0) + (r.num_waiting or 0.0) for r in view.reports}
+    candidates = [r for r in view.seen(request_class) if r.is_supply]
+    youngest = sorted(candidates, key=lambda r: (len(r.name), r.name), reverse=True)
+    return [r.name for r in sorted(youngest, key=lambda r: (r.ready, busy.get(r.name, 0.0)))]
+
+
+def _crowded(view: _View, wish: Scale) -> str | None:
+    supply = view.supply(INTERACTIVE)
+    want = _interactive_want(view)
+    limit = min(view.pool.spec.replicas(INTERACTIVE).max, view.pool.spec.num_replicas)
+    if want is None or want.count <= limit or supply.count < limit:
+        return None
+    return f"{want.count} interactive replicas are asked for, {limit} may run: {wish.reason}"

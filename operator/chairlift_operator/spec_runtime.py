@@ -1,0 +1,67 @@
+"""The model a pool serves and the engine that runs it, as a spec says them. Part of `spec`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Strict, Tag
+
+from chairlift_operator.spec_values import BLOCK_TOKENS, SPEC_CONFIG, Duration, matching
+
+_SOURCE = re.compile(r"(?:hf://[^\s/]+/\S+|file:///\S+|cache://\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    __pydantic_config__ = SPEC_CONFIG
+    name: Annotated[str, Field(min_length=1)]
+    source: Annotated[
+        str,
+        matching(_SOURCE, "must look like hf://owner/name, file:///path or cache://name"),
+    ]
+    max_length: Annotated[int, Strict(), Field(ge=2 * BLOCK_TOKENS)] = 4096
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """A simulated engine's step time: a + b·decodes + c·prefill tokens + d·KV tokens."""
+
+    __pydantic_config__ = SPEC_CONFIG
+    a_s: Annotated[Duration, Field(alias="a", gt=0)]
+    b_s: Annotated[Duration, Field(alias="b")]
+    c_s: Annotated[Duration, Field(alias="c")]
+    d_s: Annotated[Duration, Field(alias="d")]
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    load_s: Annotated[Duration, Field(alias="load")] = 0.0
+
+
+def _profile_kind(value: Any) -> str:
+    return "costs" if isinstance(value, dict | StepProfile) else "named"
+
+
+NamedProfile = Literal["reference", "fast", "slow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulator:
+    __pydantic_config__ = SPEC_CONFIG
+    profile: Annotated[
+        Annotated[NamedProfile, Tag("named")] | Annotated[StepProfile, Tag("costs")],
+        Discriminator(_profile_kind),
+    ] = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    __pydantic_config__ = SPEC_CONFIG
+    engine: Literal["chairlift", "simulator"] = "chairlift"
+    simulator: Simulator | None = None
+
+    def __post_init__(self) -> None:
+        if self.simulator is not None and self.engine != "simulator":
+            raise ValueError(
+                "simulator only works with 'engine: simulator': set that, or remove simulator"
+            )

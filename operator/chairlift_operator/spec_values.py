@@ -1,0 +1,77 @@
+"""The kinds of value a spec is made of: durations with units, names, counts, inclusive ranges.
+
+Each says in one sentence what it takes. Used by `spec`, which puts them together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, Strict
+from pydantic.alias_generators import to_camel
+
+BLOCK_TOKENS: Final = 16
+SPEC_CONFIG = ConfigDict(extra="forbid", alias_generator=to_camel)
+_UNITS_S = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|ms|s|m|h))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of '500ms', '2s' or '1m30s'; ValueError for anything else, bare numbers included."""
+    if not isinstance(value, str) or not _DURATION.fullmatch(value):
+        raise ValueError("must be a duration with its unit, such as 500ms, 2s or 10m")
+    return float(sum(Decimal(n) * _UNITS_S[unit] for n, unit in _DURATION_PART.findall(value)))
+
+
+def format_duration(duration_s: float) -> str:
+    """A spelling that parses back to exactly the same number, in the largest unit of at least 1."""
+    exact = Decimal(repr(duration_s))
+    unit = next((u for u in ("s", "ms", "us") if exact >= _UNITS_S[u]), "ns") if exact else "s"
+    text = f"{exact / _UNITS_S[unit]:f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
+
+
+def matching(pattern: re.Pattern[str], demand: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError(demand)
+        return value
+
+    return BeforeValidator(check)
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
+Count = Annotated[int, Strict(), Field(ge=1)]
+CountOrNone = Annotated[int, Strict(), Field(ge=0)]
+Name = Annotated[
+    str,
+    matching(_NAME, "must be 1 to 63 lower-case letters, digits or '-', letter or digit at ends"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Inclusive range that a live value moves in."""
+
+    __pydantic_config__ = SPEC_CONFIG
+    min: Count
+    max: Count
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}: lower min or raise max")
+
+    def clamp(self, value: float) -> int:
+        return int(min(max(value, self.min), self.max))

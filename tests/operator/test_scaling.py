@@ -1,0 +1,414 @@
+"""Numbers of replicas: the law's brakes as properties, then a fleet of virtual engines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift_operator.arrivals import Arrivals
+from chairlift_operator.decisions import SetPolicy, SetReplicas
+from chairlift_operator.exposition import ClassSample, EngineSample, GatewayClassSample, SloCount
+from chairlift_operator.memory import Memory
+from chairlift_operator.plan import Plan, plan
+from chairlift_operator.replica_law import (
+    Lengths,
+    ScaleInput,
+    ScaleState,
+    Supply,
+    Want,
+    allot,
+    replicas_for_rate,
+    scale,
+    sustainable_rate,
+)
+from chairlift_operator.snapshot import (
+    EngineCapacity,
+    GatewaySnapshot,
+    Phase,
+    PolicyReadback,
+    ReplicaSnapshot,
+    Snapshot,
+)
+from chairlift_operator.spec import (
+    Autoscaling,
+    Batch,
+    BatchReplicaBounds,
+    BatchSlo,
+    CapacityLimit,
+    InferencePool,
+)
+from chairlift_operator.spec_values import Bounds
+from chairlift_operator.step_time import StepCosts
+from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_protocol.wire import RequestClass
+
+Make = Callable[..., Any]
+INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
+REFERENCE = StepCosts(8e-3, 0.06e-3, 0.045e-3, 5e-8)
+
+COUNT = st.integers(0, 12)
+SUPPLIES = st.builds(Supply, COUNT, COUNT, COUNT)
+WANTS = st.none() | st.builds(Want, st.integers(0, 40), st.just("so"), st.booleans())
+STATES = st.builds(
+    ScaleState,
+    st.lists(st.tuples(st.floats(0, 1000), st.integers(0, 20)), max_size=4).map(
+        lambda wants: tuple(sorted(wants))
+    ),
+    st.floats(0, 1000),
+    st.floats(0, 1000),
+    st.integers(0, 3),
+)
+
+
+@st.composite
+def scale_inputs(draw: st.DrawFn) -> ScaleInput:
+    least = draw(COUNT)
+    return ScaleInput(
+        bounds=Bounds(least, draw(st.integers(least, 15))),
+        supply=draw(SUPPLIES),
+        want=draw(WANTS),
+        complaint=draw(st.none() | st.just("late")),
+        is_certain=draw(st.booleans()),
+        is_managed=draw(st.booleans()),
+        window_s=draw(st.sampled_from([15.0, 300.0])),
+        warm_up_s=draw(st.sampled_from([5.0, 120.0])),
+        state=draw(STATES),
+        now_s=1000.0,
+    )
+
+
+# -- the law ---------------------------------------------------------------------------------------
+
+
+@given(given_=scale_inputs())
+def test_a_count_keeps_its_bounds_and_never_more_than_doubles(given_: ScaleInput) -> None:
+    count, supply = scale(given_).count, given_.supply
+    assert given_.bounds.min <= count <= given_.bounds.max
+    assert count <= max(2 * supply.count + 1, given_.bounds.min)
+
+
+@given(given_=scale_inputs())
+def test_nothing_shrinks_on_what_is_unknown_pending_or_draining(given_: ScaleInput) -> None:
+    count, supply, bounds = scale(given_).count, given_.supply, given_.bounds
+    if not bounds.min <= supply.count <= bounds.max:
+        return
+    unknown = given_.want is None or not given_.is_certain
+    if unknown or supply.num_pending or supply.num_draining or not given_.is_managed:
+        assert count >= supply.count
+    assert count >= supply.count - 1
+
+
+@given(given_=scale_inputs())
+def test_a_replica_that_starts_counts_as_one_that_runs(given_: ScaleInput) -> None:
+    supply = given_.supply
+    ready = replace(supply, num_ready=supply.count, num_pending=0)
+    started = scale(replace(given_, supply=ready)).count
+    assert scale(given_).count >= started - 1 or started > supply.count
+    if given_.want is not None and given_.want.count > supply.count and given_.is_managed:
+        assert scale(given_).count == started
+
+
+@given(given_=scale_inputs())
+def test_off_moves_nothing_inside_the_bounds(given_: ScaleInput) -> None:
+    outcome = scale(replace(given_, is_managed=False))
+    assert outcome.count == given_.bounds.clamp(given_.supply.count)
+
+
+@given(
+    capacity=st.integers(1, 20),
+    wishes=st.tuples(COUNT, COUNT),
+    supplies=st.tuples(SUPPLIES, SUPPLIES),
+    batch_min=st.integers(0, 3),
+)
+def test_both_classes_together_never_grow_beyond_the_capacity(
+    capacity: int, wishes: tuple[int, int], supplies: tuple[Supply, Supply], batch_min: int
+) -> None:
+    batch_min = min(batch_min, capacity)
+    granted = allot(capacity, wishes, supplies, batch_min)
+    counts = (granted.interactive, granted.batch)
+    grown = sum(max(0, c - s.count) for c, s in zip(counts, supplies, strict=True))
+    held = sum(s.num_held for s in supplies)
+    assert grown == 0 or held + grown <= capacity  # what shrinks still holds its place
+    assert granted.interactive <= max(supplies[0].count, capacity)
+    assert sum(counts) <= max(capacity, sum(s.count for s in supplies))
+
+
+def test_batch_work_shrinks_before_interactive_grows_and_interactive_comes_first() -> None:
+    full = (Supply(2, 0, 0), Supply(2, 0, 0))
+    granted = allot(4, (3, 2), full, 0)
+    assert (granted.interactive, granted.batch) == (2, 1)
+    leaving = (Supply(2, 0, 0), Supply(1, 0, 1))
+    assert allot(4, (3, 2), leaving, 0).interactive == 2
+    gone = (Supply(2, 0, 0), Supply(1, 0, 0))
+    assert allot(4, (3, 2), gone, 0).interactive == 3
+
+
+@given(
+    costs=st.builds(
+        StepCosts,
+        st.floats(1e-4, 0.1),
+        st.floats(0, 1e-3),
+        st.floats(1e-6, 1e-2),
+        st.floats(0, 1e-7),
+    ),
+    factor=st.floats(1, 10),
+    lengths=st.builds(Lengths, st.floats(1, 4000), st.floats(1, 1000)),
+)
+def test_slower_hardware_and_longer_requests_never_raise_what_a_replica_carries(
+    costs: StepCosts, factor: float, lengths: Lengths
+) -> None:
+    rate = sustainable_rate(costs, 0.1, lengths, 64, 1e5)
+    slower = StepCosts(*(factor * c for c in (costs.fixed_s, costs.decode_s, costs.prefill_s, 0.0)))
+    slower = replace(slower, kv_s=costs.kv_s * factor)
+    assert 0 <= sustainable_rate(slower, 0.1, lengths, 64, 1e5) <= rate * (1 + 1e-9)
+    longer = replace(lengths, prompt_tokens=factor * lengths.prompt_tokens)
+    assert sustainable_rate(costs, 0.1, longer, 64, 1e5) <= rate * (1 + 1e-9)
+    supply = Supply(2, 0, 0)
+    if rate > 0:
+        need = replicas_for_rate(3.0, 10.0, rate, supply, 30.0)
+        assert replicas_for_rate(3.0 * factor, 10.0, rate, supply, 30.0) >= need - 1e-9
+
+
+# -- arrivals --------------------------------------------------------------------------------------
+
+
+def _gateway(
+    at_s: float, received: float, held: float = 0.0, batch: float = 0.0
+) -> GatewaySnapshot:
+    classes = (
+        GatewayClassSample(INTERACTIVE, received, held),
+        GatewayClassSample(BATCH, batch, 0.0),
+    )
+    return GatewaySnapshot(classes, at_s)
+
+
+def test_a_rate_needs_two_fresh_samples_and_survives_a_restart() -> None:
+    arrivals = Arrivals().with_snapshot(_gateway(0.0, 100.0))
+    assert arrivals.rate_per_s(INTERACTIVE, 1.0) is None
+    arrivals = arrivals.with_snapshot(_gateway(10.0, 120.0))
+    assert arrivals.rate_per_s(INTERACTIVE, 10.0) == 2.0
+    assert arrivals.rate_per_s(INTERACTIVE, 26.0) is None
+    assert arrivals.with_snapshot(GatewaySnapshot(failure="refused")) == arrivals
+    restarted = arrivals.with_snapshot(_gateway(15.0, 3.0))
+    assert restarted.rate_per_s(INTERACTIVE, 15.0) is None
+    assert restarted.with_snapshot(_gateway(20.0, 13.0)).rate_per_s(INTERACTIVE, 20.0) == 2.0
+
+
+# -- a fleet ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class FleetEngine:
+    """An engine as scaling sees it: it starts, serves at its step costs, queues, drains.
+
+    Requests are fluid: each has `LENGTHS`, and a second of work ends as many as fit.
+    """
+
+    name: str
+    request_class: RequestClass
+    ready_at_s: float
+    waiting: float = 0.0
+    running: float = 0.0
+    started: float = 0.0
+    draining: bool = False
+    steps: float = 0.0
+    busy_s: float = 0.0
+
+
+LENGTHS = Lengths(800.0, 150.0)
+WARM_UP_S = 20.0
+
+
+class Fleet:
+    """Engines that obey SetReplicas, and a gateway that spreads arrivals evenly."""
+
+    def __init__(self, pool: InferencePool) -> None:
+        self.pool, self.now_s = pool, 0.0
+        self.engines: list[FleetEngine] = []
+        self.received = {INTERACTIVE: 0.0, BATCH: 0.0}
+        self.held = {INTERACTIVE: 0.0, BATCH: 0.0}
+        self.memory = Memory.start(prior=REFERENCE)
+        self.policy = Policy(Generation(0, 0), 256, 2048, 2048, 1.0, SloThresholds(500.0, 50.0))
+        self.policies: dict[str, Policy] = {}
+        self.rate = sustainable_rate(REFERENCE, 0.045, LENGTHS, 256, 400_000)
+        self.most = 0
+        self.rng = random.Random(5)
+        self.blind = False
+
+    def count(self, request_class: RequestClass) -> int:
+        return sum(e.request_class is request_class and not e.draining for e in self.engines)
+
+    def run(self, until_s: float, **per_s: float) -> Iterator[Plan]:
+        """Ticks of 5 s with so many arrivals a second."""
+        while self.now_s < until_s:
+            self.now_s += 5.0
+            for request_class in RequestClass:
+                self._serve(request_class, 5.0 * per_s.get(request_class.value, 0.0))
+            made = plan(self.pool, self.snapshot(), self.memory, self.now_s)
+            self.memory = made.memory
+            for action in made.actions:
+                self._obey(action)
+            yield made
+
+    def _serve(self, request_class: RequestClass, arrived: float) -> None:
+        self.received[request_class] += arrived
+        own = [e for e in self.engines if e.request_class is request_class]
+        ready = [e for e in own if e.ready_at_s <= self.now_s]
+        open_ones = [e for e in ready if not e.draining]
+        arrived += self.held[request_class]
+        self.held[request_class] = 0.0 if open_ones else arrived
+        for engine in ready:
+            if engine in open_ones:
+                engine.waiting += arrived / len(open_ones)
+            done = min(engine.waiting, 5.0 * self.rate)
+            engine.waiting -= done
+            engine.started += done
+            engine.running = done / 5.0 * LENGTHS.output_tokens * 0.03
+            engine.steps += 5.0 / 0.03 if done else 0.0
+            engine.busy_s += 5.0 if done else 0.0
+        self.engines = [e for e in self.engines if not e.draining or e.waiting > 0]
+        self.most = max(self.most, len(self.engines))
+
+    def _obey(self, action: SetPolicy | SetReplicas) -> None:
+        if isinstance(action, SetPolicy):
+            self.policies[action.replica] = action.policy
+            return
+        for engine in self.engines:
+            engine.draining |= engine.name in action.victims
+        free = (f"{action.request_class}-{i}" for i in range(99))
+        names = {e.name for e in self.engines}
+        while self.count(action.request_class) < action.count:
+            name = next(n for n in free if n not in names)
+            ready_at_s = self.now_s + WARM_UP_S
+            self.engines.append(FleetEngine(name, action.request_class, ready_at_s))
+        self.most = max(self.most, len(self.engines))
+
+    def snapshot(self) -> Snapshot:
+        replicas = tuple(self._seen(engine) for engine in self.engines)
+        classes = tuple(GatewayClassSample(c, self.received[c], self.held[c]) for c in RequestClass)
+        gateway = GatewaySnapshot(classes, self.now_s)
+        if self.blind:
+            gateway = GatewaySnapshot(failure="timed out")
+        return Snapshot("default/chat", self.now_s, replicas, gateway)
+
+    def _seen(self, engine: FleetEngine) -> ReplicaSnapshot:
+        if engine.ready_at_s > self.now_s:
+            return ReplicaSnapshot(engine.name, False, engine.request_class, phase=Phase.STARTING)
+        policy = self.policies.get(engine.name, self.policy)
+        decodes = engine.steps * engine.running
+        prefill = engine.started * LENGTHS.prompt_tokens
+        kv = decodes * LENGTHS.context_tokens
+        sample = EngineSample(
+            step_seconds=REFERENCE.step_s(decodes, prefill, kv) + 7e-3 * engine.steps,
+            num_steps=engine.steps,
+            step_decode_seqs=decodes,
+            step_prefill_tokens=prefill,
+            step_kv_tokens=kv,
+            num_running=engine.running,
+            num_waiting=engine.waiting,
+            kv_usage=min(1.0, engine.running * LENGTHS.context_tokens / 400_000),
+            generation_tokens=engine.started * LENGTHS.output_tokens,
+            slo_counts=(
+                SloCount("itl", policy.slo.itl_ms, engine.request_class.value, decodes, 0),
+            ),
+            classes=(
+                ClassSample(
+                    engine.request_class,
+                    engine.running,
+                    engine.waiting,
+                    0.0,
+                    engine.started,
+                    prefill,
+                    engine.started * LENGTHS.output_tokens,
+                ),
+            ),
+        )
+        return ReplicaSnapshot(
+            engine.name,
+            True,
+            engine.request_class,
+            sample,
+            self.now_s,
+            policy=PolicyReadback(policy, policy, EngineCapacity(256, 8192, 400_000, 4096, 16)),
+            phase=Phase.DRAINING if engine.draining else Phase.SERVING,
+        )
+
+
+def _fleet_pool(make_pool: Make, batch: Batch | None = None, **spec: Any) -> InferencePool:
+    scaling = Autoscaling(scale_down_window_s=60.0)
+    pool = make_pool(replicas=(1, 4), batch_work=batch, autoscaling=scaling, **spec)
+    assert isinstance(pool, InferencePool)
+    return pool
+
+
+def _says(plans: list[Plan]) -> list[str]:
+    return [
+        f"{d.replica}: {d.sentence}" for p in plans for d in p.decisions if d.field == "replicas"
+    ]
+
+
+def test_load_that_comes_and_goes_is_followed_out_at_once_and_in_by_one(make_pool: Make) -> None:
+    fleet = Fleet(_fleet_pool(make_pool, capacity=CapacityLimit(4)))
+    list(fleet.run(60.0, interactive=0.3 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 1
+    grown = list(fleet.run(180.0, interactive=2.0 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 3
+    assert "requests/s arrive" in _says(grown)[0]
+    shrunk = list(fleet.run(600.0, interactive=0.3 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 1
+    steps = [s for s in _says(shrunk) if "→" in s]
+    assert len(steps) == 2 and "60 s of it fit" in steps[0]
+    assert fleet.most <= 4
+
+
+def test_an_idle_pool_goes_to_its_minimum_and_a_blind_one_stays(make_pool: Make) -> None:
+    fleet = Fleet(_fleet_pool(make_pool))
+    list(fleet.run(120.0, interactive=2.0 * fleet.rate))
+    assert fleet.count(INTERACTIVE) >= 3
+    fleet.blind = True
+    assert not _says(list(fleet.run(400.0)))
+    fleet.blind = False
+    list(fleet.run(800.0))
+    assert fleet.count(INTERACTIVE) == 1
+
+
+def test_batch_replicas_come_for_waiting_work_and_all_go_when_it_is_done(make_pool: Make) -> None:
+    batch = Batch(BatchSlo(120.0), BatchReplicaBounds(0, 3))
+    fleet = Fleet(_fleet_pool(make_pool, batch))
+    list(fleet.run(30.0))
+    assert fleet.count(BATCH) == 0
+    list(fleet.run(35.0, batch=60 * fleet.rate))
+    assert fleet.count(BATCH) == 1
+    plans = list(fleet.run(100.0))
+    assert 2 <= fleet.count(BATCH) <= 3, _says(plans)
+    list(fleet.run(800.0))
+    assert fleet.count(BATCH) == 0
+
+
+def test_interactive_demand_takes_places_from_batch_work_one_after_the_other(
+    make_pool: Make,
+) -> None:
+    batch = Batch(BatchSlo(60.0), BatchReplicaBounds(0, 3))
+    fleet = Fleet(_fleet_pool(make_pool, batch, capacity=CapacityLimit(4)))
+    list(fleet.run(200.0, interactive=0.3 * fleet.rate, batch=3.0 * fleet.rate))
+    assert (fleet.count(INTERACTIVE), fleet.count(BATCH)) == (1, 3)
+    plans = list(fleet.run(900.0, interactive=2.0 * fleet.rate, batch=0.0))
+    assert fleet.count(INTERACTIVE) == 3
+    assert any("interactive work needs the room" in s for s in _says(plans))
+    assert fleet.most <= 4
+
+
+@pytest.mark.parametrize("mode", ["Enforce", "Recommend"])
+def test_a_recommendation_is_said_once_and_not_done(make_pool: Make, mode: str) -> None:
+    pool = _fleet_pool(make_pool, mode=mode)
+    fleet = Fleet(pool)
+    fleet.engines = [FleetEngine("interactive-0", INTERACTIVE, 0.0)]
+    plans = list(fleet.run(120.0, interactive=2.0 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == (3 if mode == "Enforce" else 1)
+    assert 1 <= len(_says(plans)) <= 3
