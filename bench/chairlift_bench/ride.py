@@ -33,7 +33,7 @@ from chairlift_cli.local import read_pool
 from chairlift_cli.model_command import run_model_get
 from chairlift_operator.spec import InferencePool
 
-LOAD_SHARE: Final = 0.6
+LOAD_SHARE: Final = 0.5
 QUESTION: Final = "Why does a chairlift never wait to fill up?"
 ANSWER_TOKENS: Final = 60
 
