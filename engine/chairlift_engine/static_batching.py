@@ -32,10 +32,12 @@ class StaticBatching:
             self._ended.clear()
             if self.fill_wait_left_s(now_s) == 0:
                 self._fill(now_s)
-        decoding = [r for r in self._residency.running if r.is_decoding and self._residency.grow(r)]
-        starting = [r for r in self._residency.running if not r.is_decoding]
-        decodes = [ScheduledChunk(r, r.num_computed_tokens, 1) for r in decoding]
-        return decodes + self._ended, self._prefills(starting)
+        for request in tuple(self._residency.running):
+            if request.is_decoding:
+                self._residency.grow(request)  # may preempt, also one that has grown already
+        running = self._residency.running
+        decodes = [ScheduledChunk(r, r.num_computed_tokens, 1) for r in running if r.is_decoding]
+        return decodes + self._ended, self._prefills([r for r in running if not r.is_decoding])
 
     def fill_wait_left_s(self, now_s: float) -> float | None:
         """How long the requests that wait may still wait for company; None when none waits."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 SCHEDULING: Final = ("continuous", "static")
+MAX_WHOLE_NUMBER: Final = 2**53  # what JSON readers and metrics hold exactly
 
 
 class PolicyError(ValueError):
@@ -24,7 +26,7 @@ class Generation:
     @classmethod
     def from_json(cls, value: object) -> Self:
         if not isinstance(value, list | tuple) or len(value) != 2:
-            raise PolicyError(f"generation: must be [term, counter], not {value!r}")
+            raise PolicyError(f"generation: must be [term, counter], not {reprlib.repr(value)}")
         term, counter = (_whole_number("generation", part, minimum=0) for part in value)
         return cls(term, counter)
 
@@ -111,14 +113,21 @@ def _check_names(
 
 
 def _whole_number(name: str, value: object, minimum: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise PolicyError(f"{name}: must be a whole number of at least {minimum}, not {value!r}")
-    return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        if minimum <= value <= MAX_WHOLE_NUMBER:
+            return value
+    raise PolicyError(
+        f"{name}: must be a whole number of at least {minimum}, not {reprlib.repr(value)}"
+    )
 
 
 def _number(name: str, value: object, minimum: float, maximum: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PolicyError(f"{name}: must be a number, not {value!r}")
-    if not math.isfinite(value) or not minimum <= value <= maximum:
-        raise PolicyError(f"{name}: must lie in {minimum}..{maximum}, not {value!r}")
-    return float(value)
+        raise PolicyError(f"{name}: must be a number, not {reprlib.repr(value)}")
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
+    if not math.isfinite(number) or not minimum <= number <= maximum:
+        raise PolicyError(f"{name}: must lie in {minimum}..{maximum}, not {reprlib.repr(value)}")
+    return number

@@ -39,6 +39,12 @@ class Rig:
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule(self.now_s)
+        for chunk in plan.chunks:
+            assert (
+                chunk.request.block_ids
+                and chunk.start == chunk.request.num_computed_tokens
+                or (chunk.request.id == "padding")
+            )
         sampled = [1000 + c.request.num_output_tokens for c in plan.chunks if c.samples]
         self.now_s += 0.01
         self.events += self.scheduler.commit(plan, sampled, self.now_s)
@@ -181,3 +187,13 @@ def test_switching_live_loses_no_token_and_no_block(
         assert [e.token_id for e in events] == [1000 + k for k in range(output)]
         assert [e.finish_reason for e in events if e.finish_reason] == [FinishReason.LENGTH]
     rig.assert_nothing_is_held()
+
+
+def test_a_member_that_yields_its_blocks_is_not_computed_in_that_step() -> None:
+    rig = Rig(num_blocks=7)
+    requests = [rig.add(f"r{i}", prompt, output=60) for i, prompt in enumerate((30, 14, 28))]
+    rig.run_to_end()
+    assert sum(r.num_preemptions for r in requests) > 0
+    for request in requests:
+        tokens = [e.token_id for e in rig.events if e.request is request]
+        assert tokens == list(range(1000, 1060))

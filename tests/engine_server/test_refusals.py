@@ -19,6 +19,8 @@ REFUSED_FIELDS = [
     ("prompt", [1_000_000]),
     ("prompt", [-1]),
     ("prompt", [10**50]),
+    ("prompt", [10**400]),
+    ("stop_token_ids", [10**400]),
     ("prompt", "a\0b"),
     ("prompt", "\ud800"),
     ("prompt", ["a"] * 1025),

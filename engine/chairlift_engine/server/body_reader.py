@@ -14,6 +14,7 @@ from urllib.parse import quote
 from fastapi import Request
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect
 
 from chairlift_engine.server.bodies import Body
 from chairlift_engine.server.errors import ApiError, invalid
@@ -30,14 +31,17 @@ B = TypeVar("B", bound=Body)
 async def receive_body(request: Request) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes <= MAX_BODY_BYTES:
-            chunks.append(chunk)
-        else:
-            chunks.clear()
-            if num_bytes > MAX_DROPPED_BYTES:
-                break
+    try:
+        async for chunk in request.stream():
+            num_bytes += len(chunk)
+            if num_bytes <= MAX_BODY_BYTES:
+                chunks.append(chunk)
+            else:
+                chunks.clear()
+                if num_bytes > MAX_DROPPED_BYTES:
+                    break
+    except ClientDisconnect:
+        raise ApiError(400, "the body ended before it was complete") from None
     if num_bytes > MAX_BODY_BYTES:
         raise ApiError(
             413, f"the body must not exceed {MAX_BODY_BYTES} bytes", code="request_too_large"

@@ -6,6 +6,7 @@ loop. Reads no headers and starts nothing.
 
 from __future__ import annotations
 
+import reprlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ class OrderTaker:
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise invalid(
-                    param, f"token ids must lie in 0..{vocab_size - 1}, not {token_id:.12g}"
+                    param,
+                    f"token ids must lie in 0..{vocab_size - 1}, not {reprlib.repr(token_id)}",
                 )
 
     def _render(self, messages: Sequence[Message]) -> list[int]:
