@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import httpx2
 import pytest
@@ -67,17 +67,15 @@ def test_a_policy_that_cannot_hold_changes_nothing(engine, fields, status, sente
     assert answer["desired"] == answer["effective"] == POLICY
 
 
-def while_stepping(engine, eventually, call) -> dict:
+def while_stepping(engine, call) -> dict:
     """What a call answers that the engine takes up between two held steps."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(call)
-
-        def step() -> bool:
+        for _ in range(50):
             engine.runner.allow(1)
-            return answer.done()
-
-        eventually(step)
-        return answer.result().json()
+            if wait([answer], timeout=0.2).done:
+                break
+        return answer.result(10).json()
 
 
 def test_a_lowered_batch_size_drains_what_runs(engine, eventually) -> None:
@@ -86,7 +84,7 @@ def test_a_lowered_batch_size_drains_what_runs(engine, eventually) -> None:
     with engine.open_raw("/v1/completions", bodies) as connection:
         engine.runner.allow(1)
         eventually(lambda: engine.server.replica.load.num_running == 4)
-        answer = while_stepping(engine, eventually, lambda: patch(engine, batch_size=1))
+        answer = while_stepping(engine, lambda: patch(engine, batch_size=1))
         assert answer["effective"]["batch_size"] == 1
         assert sum(answer["observed"]["num_running"].values()) == 4
         engine.runner.release()
@@ -124,7 +122,7 @@ def test_the_state_names_every_request_and_its_progress(start_engine, eventually
     body = {"model": "echo", "prompt": ["abc", "defgh"], "max_tokens": 100, "ignore_eos": True}
     with engine.open_raw("/v1/completions", body):
         eventually(lambda: engine.server.replica.load.num_waiting == 2)
-        state = while_stepping(engine, eventually, lambda: engine.admin.get("/admin/state"))
+        state = while_stepping(engine, lambda: engine.admin.get("/admin/state"))
         engine.runner.release()
     assert state["num_in_flight"] == 1 and not state["draining"]
     (running,), (waiting,) = state["running"], state["waiting"]
