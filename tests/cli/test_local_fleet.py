@@ -142,7 +142,7 @@ def test_one_of_two_dies_under_load_and_only_its_own_requests_with_it(
     _with_traffic(traffic, kill_one)
     # Its share of what ran for the length of one answer; nothing that came later.
     assert len(traffic.failures) <= 8, traffic.failures
-    assert traffic.num_good > 30
+    assert traffic.num_good > 20
     assert any("interactive-1 was ended by SIGKILL" in line for line in local.lines)
 
 
@@ -157,15 +157,18 @@ def test_batch_work_on_a_borrowed_replica_gives_way(start_local: Callable[..., A
     batch = Traffic(batch_url, rate_per_s=20, max_tokens=200)
     interactive = Traffic(local.url, rate_per_s=2)
 
-    async def both() -> None:
-        await _until(lambda: batch.num_good + len(batch.failures) > 0, 60, "batch work ends")
+    async def main() -> None:
         stop = asyncio.Event()
-        running = asyncio.ensure_future(interactive.run(stop))
+        backlog = asyncio.ensure_future(batch.run(stop))
+        await _until(lambda: batch.num_good > 0, 60, "batch work ends")
+        serving = asyncio.ensure_future(interactive.run(stop))
         await _until(lambda: interactive.num_good > 12, 60, "interactive work ends")
+        backlog.cancel()
+        await asyncio.gather(backlog, return_exceptions=True)
         stop.set()
-        await running
+        await serving
 
-    _with_traffic(batch, both)
+    asyncio.run(main())
     assert not interactive.failures and not batch.failures
     records = [json.loads(line) for line in local.journal.read_text().splitlines()]
     policies = [

@@ -81,6 +81,36 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0(start_process) -> None:
     assert process.wait(5) == 0
 
 
+def test_an_interrupt_lets_a_stream_finish_and_refuses_new_work(start_process, eventually) -> None:
+    process, url = start_process("--simulator-profile", '{"a_ms": 30}')
+    body = {"model": "sim", "prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{url}/v1/completions", json=body, trust_env=False) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGINT)
+        ready = f"{url}/health/ready"
+        eventually(lambda: httpx2.get(ready, trust_env=False).status_code == 503)
+        refused = httpx2.post(f"{url}/v1/completions", json=body, trust_env=False)
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        assert "data: [DONE]" in list(lines)
+    assert process.wait(5) == 0
+
+
+def test_kill_9_breaks_its_streams_off_and_frees_its_port(start_process) -> None:
+    process, url = start_process("--simulator-profile", '{"a_ms": 30}')
+    body = {"model": "sim", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    received = []
+    with httpx2.stream("POST", f"{url}/v1/completions", json=body, trust_env=False) as response:
+        lines = response.iter_lines()
+        received.append(next(lines))
+        process.kill()
+        with pytest.raises(httpx2.TransportError):
+            received += lines
+    assert "data: [DONE]" not in received
+    assert process.wait(5) == -signal.SIGKILL
+    socket.create_server(("127.0.0.1", int(url.rsplit(":", 1)[1]))).close()
+
+
 def test_a_second_interrupt_leaves_at_once(start_process, eventually) -> None:
     process, url = start_process("--simulator-profile", '{"a_ms": 50}')
     body = {"model": "sim", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
