@@ -144,8 +144,9 @@ class LocalFleet:
             try:
                 if not started:
                     await engine.start(self._session, self._view.say)
-                    self._view.say(f"{engine.name} is {'serving again' if has_served else 'ready'}")
                 self._publish()
+                if not started:
+                    self._view.say(f"{engine.name} is {'serving again' if has_served else 'ready'}")
                 started, has_served = False, True
                 with backoff.timed():
                     why = await engine.wait()

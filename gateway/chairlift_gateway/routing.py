@@ -33,28 +33,19 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`last_turn` orders equals: the one whose last turn is longest ago comes first.
-
-    is_second_choice: it may not want this class of work, but nobody knows better.
-    """
+    """`last_turn` orders equals: the one whose last turn is longest ago comes first."""
 
     replica: Replica
     num_requests: int
     is_avoided: bool
     last_turn: int
-    is_second_choice: bool = False
 
 
 def least_loaded(candidates: Sequence[Candidate]) -> Candidate | None:
     """The least loaded of those not avoided, else the least loaded of the avoided."""
     return min(
         candidates,
-        key=lambda each: (
-            each.is_avoided,
-            each.is_second_choice,
-            each.num_requests,
-            each.last_turn,
-        ),
+        key=lambda each: (each.is_avoided, each.num_requests, each.last_turn),
         default=None,
     )
 
@@ -75,9 +66,9 @@ class _Account:
     def is_routable(self, now_s: float) -> bool:
         return not (self.is_draining and self.is_stated(now_s))
 
-    def lends(self, now_s: float) -> bool | None:
-        """Whether batch work may borrow it; None when it has not said so lately."""
-        return self.lend_share > 0 if self.is_stated(now_s) else None
+    def lends(self, now_s: float) -> bool:
+        """Whether batch work may borrow it: it has said so lately."""
+        return self.lend_share > 0 and self.is_stated(now_s)
 
     def num_requests(self, now_s: float) -> int:
         return self.num_in_flight + (self.num_of_others if self.is_stated(now_s) else 0)
@@ -125,10 +116,10 @@ class Router:
         found = []
         for replica in self._listed:
             account = self._accounts[replica]
-            is_own = replica.request_class is request_class
-            borrows = not is_own and request_class is RequestClass.BATCH
-            lends = account.lends(now_s) if borrows else is_own
-            if lends is False or not account.is_routable(now_s):
+            serves = replica.request_class is request_class or (
+                request_class is RequestClass.BATCH and account.lends(now_s)
+            )
+            if not serves or not account.is_routable(now_s):
                 continue
             found.append(
                 Candidate(
@@ -136,10 +127,18 @@ class Router:
                     num_requests=account.num_requests(now_s),
                     is_avoided=account.avoided_until_s > now_s,
                     last_turn=account.last_turn,
-                    is_second_choice=lends is None,
                 )
             )
         return found
+
+    def unstated(self, now_s: float) -> list[Replica]:
+        """Interactive replicas of which it is not known whether they lend."""
+        return [
+            replica
+            for replica in self._listed
+            if replica.request_class is RequestClass.INTERACTIVE
+            and not self._accounts[replica].is_stated(now_s)
+        ]
 
     def begin(self, replica: Replica) -> None:
         """Count a request as in flight; every begin is followed by exactly one end."""
@@ -155,8 +154,10 @@ class Router:
             del self._accounts[replica]
 
     def learn(self, replica: Replica, load: Load, now_s: float) -> None:
-        """Take what the replica states of itself; call it while our request counts as in flight."""
-        account = self._accounts[replica]
+        """Take what the replica states of itself; call it while our requests count as in flight."""
+        account = self._accounts.get(replica)
+        if account is None:
+            return  # it left the list while it was asked
         stated = load.num_running + load.num_waiting
         account.num_of_others = max(0, stated - account.num_in_flight)
         account.lend_share = load.lend_share

@@ -6,6 +6,7 @@ its upstream connection, which is how an engine learns of it. `proxy` calls it.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -24,7 +25,7 @@ from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import not_ready, unreachable
 from chairlift_gateway.routing import Replica, Router
 from chairlift_protocol.load import Load
-from chairlift_protocol.wire import LOAD_HEADER, WAITED_MS_HEADER, RequestClass
+from chairlift_protocol.wire import LOAD_HEADER, LOAD_PATH, WAITED_MS_HEADER, RequestClass
 
 # What a replica's failure looks like from here; a client that leaves is a cancellation instead.
 UPSTREAM_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
@@ -89,6 +90,7 @@ class Upstream:
         self._session = session
         self._metrics = metrics
         self._hold_s = hold_s
+        self._asked_at_s = float("-inf")
         self._holding = Holding(
             hold_max, lambda c: self.router.num_routable(c, time.monotonic()), metrics
         )
@@ -165,13 +167,34 @@ class Upstream:
             chosen = chosen or self.router.choose(call.request_class, now_s)
             if chosen is not None:
                 return chosen
-            # Whether replicas lend changes without the list of them, so batch work looks again.
-            is_batch = call.request_class is RequestClass.BATCH
-            at_most_s = LOOK_AGAIN_S if is_batch else self._hold_s
+            at_most_s = self._hold_s
+            if call.request_class is RequestClass.BATCH:
+                # Whether replicas lend changes without the list of them.
+                at_most_s = LOOK_AGAIN_S
+                if await self._found_lender():
+                    continue
             if not await self._hold(call, at_most_s) and now_s - call.received_s >= self._hold_s:
                 raise not_ready(
                     f"No engine replica became ready within {self._hold_s:g} s; please try again."
                 )
+
+    async def _found_lender(self) -> bool:
+        """Ask replicas that have not said lately whether they lend; at most one round at a time."""
+        now_s = time.monotonic()
+        unknown = self.router.unstated(now_s)
+        if not unknown or now_s < self._asked_at_s + LOOK_AGAIN_S:
+            return False
+        self._asked_at_s = now_s
+        await asyncio.gather(*(self._ask_load(replica) for replica in unknown))
+        return self.router.choose(RequestClass.BATCH, time.monotonic()) is not None
+
+    async def _ask_load(self, replica: Replica) -> None:
+        timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
+        try:
+            async with self._session.get(replica.url + LOAD_PATH, timeout=timeout) as response:
+                self._learn(replica, response)
+        except UPSTREAM_ERRORS as error:
+            logger.debug("replica %s does not state its load: %r", replica.name, error)
 
     async def _hold(self, call: Call, at_most_s: float) -> bool:
         """Wait for the list of replicas to change, inside the request's own hold time."""

@@ -108,24 +108,22 @@ def plan_replicas(
     )
     counts = {INTERACTIVE: granted.interactive, BATCH: granted.batch}
     enforces = pool.spec.mode == "Enforce"
-    actions, decisions = [], []
+    actions: list[SetReplicas] = []
+    decisions: list[Decision] = []
     said = dict(memory.scaling.recommended)
     for c in (BATCH, INTERACTIVE):
         action = _action(view, c, counts[c], scales[c], scales[INTERACTIVE])
-        before = view.supply(c).count
-        if action is None or (not enforces and said.get(c) == action.count):
-            continue
-        said[c] = action.count
-        decisions.append(
-            Decision(now_s, c.value, "replicas", before, action.count, action.reason, enforces)
-        )
-        if enforces:
-            actions.append(action)
-    states = scales if enforces else {}
+        if action is None:
+            said.pop(c, None)
+        elif enforces or said.get(c) != action.count:
+            said[c] = action.count
+            change = (view.supply(c).count, action.count, action.reason)
+            decisions.append(Decision(now_s, c.value, "replicas", *change, enforces))
+            actions += [action] if enforces else []
     scaling = replace(
         memory.scaling,
-        states=MappingProxyType({c: outcome.state for c, outcome in states.items()}),
-        recommended=MappingProxyType({} if enforces else said),
+        states=MappingProxyType({c: outcome.state for c, outcome in scales.items()}),
+        recommended=MappingProxyType(said),
     )
     crowded = _crowded(view, scales[INTERACTIVE])
     return ScalingPlan(tuple(actions), tuple(decisions), scaling, crowded)

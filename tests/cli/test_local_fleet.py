@@ -146,6 +146,28 @@ def test_one_of_two_dies_under_load_and_only_its_own_requests_with_it(
     assert any("interactive-1 was ended by SIGKILL" in line for line in local.lines)
 
 
+def test_ctrl_c_lets_the_streams_of_every_replica_finish(start_local: Callable[..., Any]) -> None:
+    local = start_local(POOL.format(least=2, more="  batch: {replicas: {min: 1, max: 1}}\n"))
+    local.wait_for_line("interactive-1 is ready")
+    local.wait_for_line("batch-0 is ready")
+    streams = [Traffic(local.url, 1, max_tokens=60) for _ in range(4)]
+    streams += [Traffic(local.url.replace("/v1", "/batch/v1"), 1, max_tokens=60)]
+
+    async def interrupted() -> None:
+        stop = asyncio.Event()
+        running = [asyncio.ensure_future(stream.run(stop)) for stream in streams]
+        await asyncio.sleep(0.5)  # all are on their way: an answer takes more than a second
+        local.process.send_signal(signal.SIGINT)
+        stop.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(interrupted())
+    assert [stream.failures for stream in streams] == [[]] * 5
+    assert [stream.num_good for stream in streams] == [1] * 5
+    assert local.end() == 130
+    assert local.engines() == {}
+
+
 BORROWED = """  batch:
     borrowing: {maxShare: 50}
 """

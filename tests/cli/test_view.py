@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,11 @@ from chairlift_cli.view import LineView, LiveView
 from chairlift_operator.decisions import Condition, Decision, Health, ReplicaReport, Truth
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan
+from chairlift_operator.snapshot import Phase
 from chairlift_operator.spec import InferencePool, Metadata, PoolSpec
+from chairlift_operator.spec_parsing import parse_pool
 from chairlift_operator.spec_runtime import Model
+from chairlift_protocol.wire import RequestClass
 
 POOL = InferencePool(Metadata("chat"), PoolSpec(Model("tiny", "cache://tiny")))
 REPORT = ReplicaReport(
@@ -56,6 +61,25 @@ def test_lines_tell_each_decision_and_each_trouble_once(
         trouble,
         trouble,
     ]
+
+
+def test_the_table_shows_both_classes_what_is_lent_and_who_comes_and_goes() -> None:
+    screen = io.StringIO()
+    pool = parse_pool((Path(__file__).parents[2] / "examples" / "fleet.yaml").read_text())
+    view = LiveView(pool, Console(file=screen, force_terminal=True, width=240))
+    lender = replace(REPORT, batch_share=0.8, num_borrowing=5.0)
+    leaving = replace(REPORT, name="interactive-1", phase=Phase.DRAINING)
+    coming = ReplicaReport(
+        "batch-0", False, Health.MISSING, RequestClass.BATCH, Phase.STARTING, held="starting"
+    )
+    scaled = Decision(0.0, "batch", "replicas", 0, 1, "40 batch requests must start within 100 s")
+    view.show(plan(decisions=(scaled,), replicas=(coming, leaving, lender)))
+    view.close()
+    shown = screen.getvalue()
+    assert "interactive: 1 ready, 1 draining, 1 to 3 allowed; batch: 0 ready, 1 starting" in shown
+    for text in ("80 %", "interactive-1 (draining)", "batch-0 (starting)", "batch: replicas 0→1"):
+        assert text in shown
+    assert shown.index("interactive-0") < shown.index("interactive-1") < shown.index("batch-0 (")
 
 
 def test_the_table_shows_what_is_known_and_a_dash_for_what_is_not() -> None:

@@ -115,7 +115,8 @@ def test_a_second_interrupt_leaves_at_once(start_process, eventually) -> None:
     process, url = start_process("--simulator-profile", '{"a_ms": 50}')
     body = {"model": "sim", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx2.stream("POST", f"{url}/v1/completions", json=body, trust_env=False) as response:
-        assert next(response.iter_lines()).startswith("data: ")
+        lines = response.iter_lines()  # kept: when it goes, the connection is closed
+        assert next(lines).startswith("data: ")
         process.send_signal(signal.SIGINT)
         ready = f"{url}/health/ready"
         eventually(lambda: httpx2.get(ready, trust_env=False).status_code == 503)

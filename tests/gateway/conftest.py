@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import FileEndpoints
+from chairlift_protocol.load import Load
+from chairlift_protocol.wire import LOAD_HEADER, LOAD_PATH
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,7 +57,12 @@ class FakeEngine:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
+    lend_share: float = 1.0
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == LOAD_PATH:
+            load = Load(0, 0, 0, 0, self.lend_share, (0, 0), False)
+            return web.json_response(load.to_json(), headers={LOAD_HEADER: load.to_header()})
         self.requests.append(request)
         self.bodies.append(await request.read())
         self.asked.set()

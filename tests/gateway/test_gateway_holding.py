@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from chairlift_gateway import routing
 from chairlift_gateway.holding import RELEASED_PER_REPLICA, HoldFull, Holding
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_protocol.wire import RequestClass
@@ -56,3 +59,26 @@ async def test_it_is_bounded_in_number_and_time_and_leaves_nothing_behind() -> N
     assert not await holding.wait(BATCH, 0.01)
     assert holding.num_held == 0
     assert b'chairlift_gateway_requests_held{class="batch"} 0.0' in metrics.exposition()
+
+
+async def test_batch_work_waits_until_a_replica_begins_to_lend(
+    start_engine: Callable[..., Any],
+    start_gateway: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routing, "STATEMENT_FRESH_S", 0.3)
+    engine = await start_engine()
+    engine.lend_share = 0.0
+    gateway = await start_gateway(engine)
+
+    async def ask() -> int:
+        async with gateway.post("/batch/v1/completions") as response:
+            return int(response.status)
+
+    asking = asyncio.create_task(ask())
+    await asyncio.wait({asking}, timeout=0.3)
+    assert not asking.done() and engine.requests == []
+    async with gateway.post("/v1/completions") as response:
+        assert response.status == 200  # interactive work goes on
+    engine.lend_share = 0.5
+    assert await asking == 200

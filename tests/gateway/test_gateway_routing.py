@@ -148,10 +148,11 @@ def test_each_class_goes_to_its_replicas_and_batch_work_also_to_those_that_lend(
     router = Router()
     router.replace([lender, own])
     assert router.choose(INTERACTIVE, 0.0, excluding=lender) is None
-    assert router.choose(BATCH, 0.0) == own  # whether the other lends is not known yet
-    assert router.choose(BATCH, 0.0, excluding=own) == lender
+    assert router.choose(BATCH, 0.0, excluding=own) is None  # whether the other lends is unknown
+    assert router.unstated(0.0) == [lender]
     router.begin(lender)
     router.learn(lender, load(num_running=1, share=0.0), 0.0)
+    assert router.unstated(0.0) == []
     assert router.choose(BATCH, 1.0, excluding=own) is None
     assert (router.num_routable(BATCH, 1.0), router.num_routable(INTERACTIVE, 1.0)) == (1, 1)
     router.learn(lender, load(num_running=1, share=0.5), 2.0)

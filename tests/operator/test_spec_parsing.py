@@ -46,10 +46,14 @@ def test_a_minimal_pool_gets_the_documented_defaults() -> None:
     assert (interactive.step_tokens.min, interactive.step_tokens.max) == (64, 2048)
 
 
-def test_the_example_pool_is_accepted() -> None:
-    example = Path(__file__).parents[2] / "examples" / "chat.yaml"
+@pytest.mark.parametrize(
+    ("name", "threshold_s", "num_replicas"), [("chat.yaml", 0.3, 1), ("fleet.yaml", 0.05, 4)]
+)
+def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_replicas: int) -> None:
+    example = Path(__file__).parents[2] / "examples" / name
     pool = parse_pool(example.read_text(encoding="utf-8"))
-    assert pool.spec.interactive.slo.inter_token_latency.threshold_s == 0.3
+    assert pool.spec.interactive.slo.inter_token_latency.threshold_s == threshold_s
+    assert pool.spec.num_replicas == num_replicas
 
 
 @pytest.mark.parametrize(
