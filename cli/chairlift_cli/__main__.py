@@ -7,6 +7,7 @@ something, 130 after Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ DEFAULT_PORT = 8000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths need not be UTF-8
     args = _parser().parse_args(argv)
     try:
         exit_code: int = args.run(args)
@@ -87,11 +90,18 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="port on 127.0.0.1 for /v1; 0: any free one (default: %(default)s)")  # fmt: skip
     add("--run-dir", type=Path, metavar="DIR",
         help="folder for logs and journal, kept afterwards (default: a temporary one)")  # fmt: skip
-    add("--batch-key", metavar="KEY", help="API key whose requests are batch class")
+    add("--batch-key", type=_key, metavar="KEY", help="API key whose requests are batch class")
     add("--no-live", action="store_true", help="plain lines instead of a live table")
     add("--journal", type=Path, metavar="FILE",
         help="where each tick is recorded as a JSON line (default: in the run folder)")  # fmt: skip
     local.set_defaults(run=_local)
+
+
+def _key(text: str) -> str:
+    """As an HTTP header can carry it."""
+    if not text or not all("!" <= character <= "~" for character in text):
+        raise argparse.ArgumentTypeError("must be ASCII characters without blanks")
+    return text
 
 
 def _port(text: str) -> int:

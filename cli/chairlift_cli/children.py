@@ -10,11 +10,12 @@ import contextlib
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from chairlift_cli.die_with_parent import bound
+from chairlift_cli.errors import writing
 
 # A process that has had SIGTERM and its drain time gets this long to end by itself.
 LAST_WORDS_S = 5.0
@@ -23,18 +24,20 @@ LAST_WORDS_S = 5.0
 class Child:
     """One running process in a session of its own, so that Ctrl-C at the terminal misses it."""
 
-    def __init__(self, name: str, process: Process, log_path: Path) -> None:
+    def __init__(self, name: str, process: Process, log_path: Path, log_start: int) -> None:
         self.name = name
-        self.log_path = log_path
         self._process = process
+        self._log_path = log_path
+        self._log_start = log_start  # in bytes: a log may hold what came before this process
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], log_path: Path) -> Self:
-        with log_path.open("ab") as log:
+        with writing(log_path), log_path.open("ab") as log:
+            log_start = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *bound(command), stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        return cls(name, process, log_path)
+        return cls(name, process, log_path, log_start)
 
     @property
     def pid(self) -> int:
@@ -69,12 +72,28 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def log_tail(self, num_lines: int = 12) -> str:
-        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self._log().splitlines()
         return "\n".join(f"  | {line}" for line in lines[-num_lines:])
+
+    def has_said(self, line: str) -> bool:
+        return line in self._log().splitlines()
+
+    def _log(self) -> str:
+        try:
+            with self._log_path.open("rb") as log:
+                log.seek(self._log_start)
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+
+def options(values: Mapping[str, object]) -> list[str]:
+    """As --name=value, so that no value is ever taken for an option."""
+    return [f"{name}={value}" for name, value in values.items()]
 
 
 def describe_exit(exit_code: int) -> str:

@@ -15,8 +15,8 @@ from typing import Final
 
 import aiohttp
 
-from chairlift_cli.children import Child, describe_exit
-from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError
+from chairlift_cli.children import Child, describe_exit, options
+from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError, writing
 from chairlift_cli.run_dir import RunDir
 from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.spec import InferencePool
@@ -65,9 +65,11 @@ class EngineProcess:
     ) -> None:
         """Return when it is ready; raise EngineFailed when it ends before."""
         announce_file = self._run_dir.announce_file(self.name)
-        announce_file.unlink(missing_ok=True)
         policy_file = self._run_dir.policy_file(self.name)
-        policy_file.write_text(json.dumps(first_policy(self._pool, self.request_class).to_json()))
+        policy = first_policy(self._pool, self.request_class)
+        with writing(policy_file):
+            announce_file.unlink(missing_ok=True)
+            policy_file.write_text(json.dumps(policy.to_json()))
         child = self._child = await Child.start(
             self.name, self._command(), self._run_dir.log_file(self.name)
         )
@@ -121,7 +123,7 @@ class EngineProcess:
     async def _ready_address(self, session: aiohttp.ClientSession) -> EngineAddress | None:
         try:
             announced = json.loads(self._run_dir.announce_file(self.name).read_text())
-        except FileNotFoundError:
+        except OSError:
             return None
         address = EngineAddress(announced["url"], announced["admin_url"])
         try:
@@ -133,7 +135,7 @@ class EngineProcess:
     def _command(self) -> list[str]:
         spec, run_dir = self._pool.spec, self._run_dir
         aims = spec.aims(self.request_class)
-        options = {
+        values = {
             "--runner": "simulator" if spec.runtime.engine == "simulator" else "torch",
             "--model-source": spec.model.source,
             "--model-name": spec.model.name,
@@ -153,9 +155,8 @@ class EngineProcess:
             "--log-level": "info",
         }
         if spec.runtime.engine == "simulator":
-            options["--simulator-profile"] = _profile_argument(self._pool)
-        arguments = [str(part) for option in options.items() for part in option]
-        return [sys.executable, "-P", "-u", "-m", "chairlift_engine", *arguments]
+            values["--simulator-profile"] = _profile_argument(self._pool)
+        return [sys.executable, "-P", "-u", "-m", "chairlift_engine", *options(values)]
 
 
 def _profile_argument(pool: InferencePool) -> str:

@@ -24,7 +24,7 @@ from chairlift_operator.engine_client import ReplicaEndpoint
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
 
-POLL_S: Final = 0.2
+RETRY_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -52,6 +52,7 @@ class LocalFleet:
         self._view = view
         self._members: dict[str, _Member] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_unpublished = False
 
     async def start_first(self) -> None:
         """One interactive engine, so that a pool that cannot start says so at once; CliError."""
@@ -173,7 +174,23 @@ class LocalFleet:
 
     def _publish(self) -> None:
         """Tell the gateway who serves from now on."""
-        self._run_dir.write_endpoints([e for e in self.endpoints() if not e.is_draining])
+        try:
+            self._run_dir.write_endpoints([e for e in self.endpoints() if not e.is_draining])
+        except OSError as error:
+            if not self._is_unpublished:
+                self._view.say(
+                    f"cannot tell the gateway which engines serve: {self._run_dir.endpoints_file}: "
+                    f"{error.strerror}; trying again every {RETRY_S:g} s"
+                )
+                self._is_unpublished = True
+                self._begin(self._publish_later())
+        else:
+            self._is_unpublished = False
+
+    async def _publish_later(self) -> None:
+        while self._is_unpublished:
+            await asyncio.sleep(RETRY_S)
+            self._publish()
 
     async def _cancel_tasks(self) -> None:
         tasks: Sequence[asyncio.Task[None]] = tuple(self._tasks)

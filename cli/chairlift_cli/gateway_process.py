@@ -15,7 +15,7 @@ from typing import Final
 
 import aiohttp
 
-from chairlift_cli.children import Child, describe_exit
+from chairlift_cli.children import Child, describe_exit, options
 from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError
 from chairlift_cli.run_dir import RunDir
 from chairlift_protocol.wire import LIVE_PATH
@@ -49,10 +49,15 @@ class GatewayProcess:
         self._child: Child | None = None
 
     async def start(self, session: aiohttp.ClientSession) -> None:
-        """Return when it answers; raise CliError when it ends before."""
+        """Return when it answers; raise CliError when it ends before.
+
+        That something answers is not enough: another program may have taken the port.
+        """
         child = self._child = await Child.start(NAME, self._command(), self._run_dir.log_file(NAME))
-        while not await self._is_live(session):
+        listens = f"chairlift-gateway: listening on {self.url}"
+        while not (child.has_said(listens) and await self._is_live(session)):
             if child.exit_code is not None:
+                claim_port(self._port)
                 raise CliError(
                     f"the gateway {describe_exit(child.exit_code)} before it was ready; "
                     f"its last log lines:\n{child.log_tail()}",
@@ -82,7 +87,7 @@ class GatewayProcess:
             return False
 
     def _command(self) -> list[str]:
-        options = {
+        values = {
             "--host": HOST,
             "--port": self._port,
             "--endpoints-file": self._run_dir.endpoints_file,
@@ -90,7 +95,8 @@ class GatewayProcess:
             "--drain-s": self._drain_s,
             "--log-level": "info",
         }
-        arguments = [str(part) for option in options.items() for part in option]
+        arguments = options(values)
         for key in self._batch_keys:
-            arguments += ["--batch-key-sha256", hashlib.sha256(key.encode()).hexdigest()]
+            digest = hashlib.sha256(key.encode()).hexdigest()
+            arguments += options({"--batch-key-sha256": digest})
         return [sys.executable, "-P", "-u", "-m", "chairlift_gateway", *arguments]

@@ -63,6 +63,8 @@ def check_model(pool: InferencePool) -> None:
         model_source.resolve(source)
     except model_source.ModelSourceError as error:
         raise CliError(str(error)) from error
+    except OSError as error:
+        raise CliError(f"model.source: cannot read {source}: {error.strerror}") from error
 
 
 def _listed(error: SpecError) -> str:

@@ -6,13 +6,14 @@ processes; `supervisor` creates it and removes it with the last process gone.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from chairlift_cli.errors import CliError
@@ -67,11 +68,25 @@ def open_run_dir(given: Path | None) -> Iterator[RunDir]:
         finally:
             shutil.rmtree(path, ignore_errors=True)
         return
-    try:
-        given.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run_dir = RunDir(given.absolute())
-    except OSError as error:
-        raise CliError(
-            f"--run-dir: cannot write to {given}: {error.strerror}; name a folder of your own"
-        ) from error
-    yield run_dir
+    with ExitStack() as closing:
+        try:
+            given.mkdir(mode=0o700, parents=True, exist_ok=True)
+            closing.enter_context(_locked(given / "lock"))
+            run_dir = RunDir(given.absolute())
+        except BlockingIOError as error:
+            raise CliError(
+                f"--run-dir: another run uses {given}; end it, or name another folder"
+            ) from error
+        except OSError as error:
+            raise CliError(
+                f"--run-dir: cannot write to {given}: {error.strerror}; name a folder of your own"
+            ) from error
+        yield run_dir
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The kernel frees it with the process, however that ends. BlockingIOError while held."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield

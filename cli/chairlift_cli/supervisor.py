@@ -12,13 +12,13 @@ import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import aiohttp
 
 from chairlift_cli.backoff import Backoff
-from chairlift_cli.control import open_journal, run_control_loop
-from chairlift_cli.errors import CliError
+from chairlift_cli.control import Journal, open_journal, run_control_loop
+from chairlift_cli.errors import CliError, writing
 from chairlift_cli.fleet import LocalFleet
 from chairlift_cli.gateway_process import GatewayProcess, claim_port
 from chairlift_cli.run_dir import RunDir, open_run_dir
@@ -49,7 +49,10 @@ async def serve(pool: InferencePool, options: LocalOptions, view: View) -> int |
         journal_file = options.journal_file or run_dir.journal_file
         journal = closing.enter_context(open_journal(journal_file))
         # Failed ticks are logged there; on the terminal they would tear the live table.
-        logging.basicConfig(filename=run_dir.log_file("controller"), level=logging.INFO)
+        log_file = run_dir.log_file("controller")
+        with writing(log_file):
+            logging.basicConfig(filename=log_file, level=logging.INFO)
+        logging.raiseExceptions = False  # a full disk must not write tracebacks there either
         batch_keys = [options.batch_key] if options.batch_key else []
         gateway = GatewayProcess(port, run_dir, batch_keys, DRAIN_S)
         session = aiohttp.ClientSession(timeout=HTTP_TIMEOUT)
@@ -95,7 +98,7 @@ class LocalPool:
             f"-H 'Content-Type: application/json' -d '{body}')"
         )
 
-    async def run(self, journal: TextIO) -> None:
+    async def run(self, journal: Journal) -> None:
         """Control and keep alive until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._fleet.keep())

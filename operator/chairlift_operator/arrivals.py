@@ -35,7 +35,7 @@ class Arrivals:
         return Arrivals((*kept, (at_s, seen.classes)))
 
     def is_fresh(self, now_s: float) -> bool:
-        return bool(self.points) and now_s - self.points[-1][0] <= STALE_AFTER_S
+        return bool(self.points) and 0 <= now_s - self.points[-1][0] <= STALE_AFTER_S
 
     def num_held(self, request_class: RequestClass) -> float:
         return _of(self.points[-1][1], request_class).num_held if self.points else 0.0

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift_operator.decisions import Condition, Health, NamedSignal, ReplicaReport, Truth
+from chairlift_operator.decisions import (
+    BLIND,
+    Condition,
+    Health,
+    NamedSignal,
+    ReplicaReport,
+    Truth,
+)
 from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.windows import Attainment
@@ -50,7 +57,7 @@ def _replica_signals(report: ReplicaReport, now_s: float) -> list[NamedSignal]:
 
 def _signal(report: ReplicaReport, name: str, number: float | None, now_s: float) -> Signal:
     observed_at_s = now_s if report.observed_at_s is None else report.observed_at_s
-    if report.health in (Health.STALE, Health.MISSING):
+    if report.health in BLIND:
         return Unknown(report.held or "no usable metrics", observed_at_s, _SOURCE)
     if number is not None:
         return Value(number, observed_at_s, _SOURCE)
@@ -69,7 +76,7 @@ def _ready(reports: Sequence[ReplicaReport]) -> Condition:
 
 
 def _metrics_available(reports: Sequence[ReplicaReport], health: Health) -> Condition:
-    blind = [r for r in reports if r.health in (Health.STALE, Health.MISSING)]
+    blind = [r for r in reports if r.health in BLIND]
     if not blind and reports:
         message = "Every replica's metrics are fresh and complete."
         return Condition("MetricsAvailable", Truth.TRUE, _camel(health), message)
@@ -93,7 +100,7 @@ def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condit
                 objective, seen = slo.inter_token_latency, report.inter_token
             else:
                 objective, seen = slo.time_to_first_token, report.first_token
-            if seen is None or report.health in (Health.STALE, Health.MISSING):
+            if seen is None or report.health in BLIND:
                 continue
             sentence = (
                 f"{report.name}: {seen.good_percent:.1f} % of {noun} within "

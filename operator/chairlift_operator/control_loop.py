@@ -7,6 +7,7 @@ a `Cluster`. One failed tick costs one tick.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -45,7 +46,10 @@ class Tick:
 
 
 class ControlLoop:
-    """`pool` may be replaced between ticks; the next tick plans for the new spec."""
+    """`pool` may be replaced between ticks; the next tick plans for the new spec.
+
+    say: told in one sentence when ticks begin to fail, and when they succeed again.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class ControlLoop:
         memory: Memory | None = None,
         journal: JournalWriter | None = None,
         on_tick: Callable[[Tick], None] | None = None,
+        say: Callable[[str], None] | None = None,
         tick_s: float = TICK_S,
     ) -> None:
         self.pool = pool
@@ -61,6 +66,8 @@ class ControlLoop:
         self._cluster = cluster
         self._journal = journal
         self._on_tick = on_tick
+        self._say = say
+        self._failing = False
         self._tick_s = tick_s
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -98,15 +105,24 @@ class ControlLoop:
         for result in results:
             if not result.verified:
                 logger.warning("%s %s: %s", pool.name, result.action.target, result.detail)
-        if self._journal is not None:
-            self._journal.tick(pool, snapshot, made, results)
         tick = Tick(snapshot, made, results)
         if self._on_tick is not None:
             self._on_tick(tick)
+        if self._journal is not None:
+            self._journal.tick(pool, snapshot, made, results)
         return tick
 
     async def _guarded_tick(self) -> None:
         try:
             await self.tick()
-        except Exception:
+        except Exception as error:
             logger.exception("%s: this tick failed, nothing more was changed in it", self.pool.name)
+            self._tell(True, f"ticks fail: {error or type(error).__name__}; trying again each tick")
+        else:
+            self._tell(False, "ticks succeed again")
+
+    def _tell(self, failing: bool, sentence: str) -> None:
+        if failing is not self._failing and self._say is not None:
+            with contextlib.suppress(OSError):  # nobody may be there to read it
+                self._say(sentence)
+        self._failing = failing

@@ -28,6 +28,9 @@ class Health(StrEnum):
     MISSING = "MISSING"
 
 
+BLIND: Final = (Health.STALE, Health.MISSING)
+
+
 @dataclass(frozen=True, slots=True)
 class SetPolicy:
     """Write a policy to one replica; nothing restarts."""

@@ -21,7 +21,7 @@ from chairlift_operator.exposition import (
 )
 from chairlift_operator.snapshot import PolicyReadback
 from chairlift_protocol import wire
-from chairlift_protocol.policy import Policy, PolicyError
+from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
 
 # Under a tick, so that one hung engine delays nothing; above a CPU engine's longest step, between
@@ -127,7 +127,7 @@ async def _bounded_text(response: aiohttp.ClientResponse) -> str:
 def _readback(text: str) -> PolicyReadback:
     try:
         return PolicyReadback.from_json(json.loads(text))
-    except (PolicyError, json.JSONDecodeError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:  # PolicyError among them
         raise EngineError(f"policy answer not understood: {error}") from error
 
 
@@ -135,5 +135,5 @@ def _brief(text: str) -> str:
     """The message of an OpenAI-style error body, else the beginning of the text."""
     try:
         return str(json.loads(text)["error"]["message"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return text.strip()[:200]

@@ -1,8 +1,8 @@
 """One engine's `/metrics` text as numbers: pure, and strict about what is not there.
 
-An absent series is None, never 0; a NaN, infinite or negative sample makes its whole metric None
-and is named in `rejected`. Series of one engine (several engine ids in one process) are reduced
-here, before anything is compared across replicas.
+An absent series is None, never 0; a NaN, negative or absurdly large sample makes its whole metric
+None and is named in `rejected`. Series of one engine (several engine ids in one process) are
+reduced here, before anything is compared across replicas.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ spec.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from chairlift_operator.plan import Plan, plan
 from chairlift_operator.snapshot import PolicyReadback, Snapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import (
-    SpecError,
     parse_pool,
     pool_hash,
     pool_to_mapping,
@@ -45,6 +45,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedSpec:
+    """pool: as `pool_to_mapping` writes it."""
+
+    hash: str
+    pool: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class TickRecord:
     """One tick as recorded. `spec` is the pool's hash."""
 
@@ -64,8 +72,13 @@ class Replayed:
     plan: Plan
 
 
-_START: TypeAdapter[Start] = TypeAdapter(Start)
-_TICK: TypeAdapter[TickRecord] = TypeAdapter(TickRecord)
+_START: Final[TypeAdapter[Start]] = TypeAdapter(Start)
+_TICK: Final[TypeAdapter[TickRecord]] = TypeAdapter(TickRecord)
+_KINDS: Final[dict[str, TypeAdapter[Any]]] = {
+    "start": _START,
+    "spec": TypeAdapter(NamedSpec),
+    "tick": _TICK,
+}
 
 
 class JournalWriter:
@@ -92,43 +105,84 @@ class JournalWriter:
         self._file.flush()
 
 
+def open_for_append(path: Path) -> TextIO:
+    """For a `JournalWriter`; a line that a crash had cut off is ended first. OSError."""
+    with path.open("ab+") as file:
+        if file.seekable() and file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return path.open("a", encoding="utf-8")
+
+
 def replay(path: Path, settings: Sequence[str] = ()) -> Iterator[Replayed]:
     """Plan every recorded tick again. With settings, as if the engines had obeyed these plans."""
     pools: dict[str, InferencePool] = {}
     memory = Memory.start()
     for number, record in _records(path):
         try:
-            if record["kind"] == "start":
-                start = _START.validate_python(_body(record))
-                memory = Memory.start(start.term, start.prior)
-            elif record["kind"] == "spec":
-                pools[record["hash"]] = with_overrides(parse_pool(record["pool"]), settings)
-            elif record["kind"] == "tick":
-                tick = _TICK.validate_python(_body(record))
-                pool = pools[tick.spec]
-                snapshot = _obeyed(tick.snapshot, memory) if settings else tick.snapshot
-                made = plan(pool, snapshot, memory, snapshot.taken_at_s)
-                memory = made.memory
-                yield Replayed(pool, tick, made)
-        except (KeyError, ValidationError) as error:
-            raise JournalError(f"{path}, line {number}: not a journal line: {error}") from error
-        except SpecError as error:
-            raise JournalError(f"{path}, line {number}: {error}") from error
+            entry = _understood(record)
+            if isinstance(entry, NamedSpec):
+                pools[entry.hash] = with_overrides(parse_pool(entry.pool), settings)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise JournalError(f"{path}, line {number}: {_brief(error)}") from error
+        if isinstance(entry, Start):
+            memory = Memory.start(entry.term, entry.prior)
+        if not isinstance(entry, TickRecord):
+            continue
+        if (pool := pools.get(entry.spec)) is None:
+            raise JournalError(f"{path}, line {number}: no spec line before it names {entry.spec}")
+        snapshot = _obeyed(entry.snapshot, memory) if settings else entry.snapshot
+        made = plan(pool, snapshot, memory, snapshot.taken_at_s)
+        memory = made.memory
+        yield Replayed(pool, entry, made)
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every whole line; a last one without its end was cut off by a crash and is left out."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise JournalError(f"{path}, line {number}: not JSON: {error}") from error
-            if not isinstance(record, dict) or "kind" not in record:
-                raise JournalError(f"{path}, line {number}: not a journal line")
-            yield number, record
+def _understood(record: object) -> Start | NamedSpec | TickRecord:
+    kind = record.get("kind") if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"not a journal line: its kind must be one of {', '.join(_KINDS)}")
+    entry: Start | NamedSpec | TickRecord = _KINDS[kind].validate_python(_body(record))
+    if isinstance(entry, Start) and entry.version != VERSION:
+        raise ValueError(f"version {entry.version} is not known here, only {VERSION}")
+    return entry
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return f"not a journal line: {place}: {first['msg']}"
+    if isinstance(error, RecursionError):
+        return "not a journal line: it is nested too deeply"
+    return str(error)
+
+
+def _records(path: Path) -> Iterator[tuple[int, object]]:
+    """Every whole line. One that a crash cut off is left out: the last, or before a new start."""
+    torn: JournalError | None = None
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    if torn is not None:
+                        raise torn from error
+                    torn = JournalError(f"{path}, line {number}: not JSON: {_brief(error)}")
+                    continue
+                if torn is not None and not (
+                    isinstance(record, dict) and record.get("kind") == "start"
+                ):
+                    raise torn
+                torn = None
+                yield number, record
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
+    if torn is not None:
+        raise torn
 
 
 def _body(record: dict[str, Any]) -> dict[str, Any]:

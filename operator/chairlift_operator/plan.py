@@ -6,12 +6,14 @@ letter. Knows nothing of HTTP or Kubernetes. Called each tick by `control_loop` 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from chairlift_operator.conditions import conditions_of, signals_of
 from chairlift_operator.decisions import (
+    BLIND,
     Action,
     Condition,
     Decision,
@@ -19,13 +21,15 @@ from chairlift_operator.decisions import (
     NamedSignal,
     ReplicaReport,
 )
-from chairlift_operator.memory import Memory, ReplicaMemory
+from chairlift_operator.memory import Memory, ReplicaMemory, TuningState
 from chairlift_operator.policy_plan import FIRST_KNOBS, ReplicaPlan, Situation
 from chairlift_operator.readings import failure_of
 from chairlift_operator.replica_plan import plan_replica
 from chairlift_operator.scaling import plan_replicas
 from chairlift_operator.snapshot import Phase, ReplicaSnapshot, Snapshot
 from chairlift_operator.spec import InferencePool
+from chairlift_operator.step_time import StepTimeModel
+from chairlift_operator.windows import History
 from chairlift_protocol.wire import RequestClass
 
 FORGET_AFTER_S: Final = 600.0
@@ -50,7 +54,7 @@ def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) 
     for request_class in RequestClass:
         seen_ones = [seen for seen in answering if seen.request_class is request_class]
         here = _situation(pool, seen_ones, memory, now_s, request_class)
-        planned += [plan_replica(here, memory.of(seen.name, now_s), seen) for seen in seen_ones]
+        planned += [_planned(here, memory.of(seen.name, now_s), seen) for seen in seen_ones]
     reports = tuple(p.report for p in planned)
     health = pool_health(reports)
     actions: list[Action] = [p.action for p in planned if p.action is not None]
@@ -70,6 +74,28 @@ def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) 
     )
 
 
+def _planned(here: Situation, memory: ReplicaMemory, seen: ReplicaSnapshot) -> ReplicaPlan:
+    """One engine whose numbers defy arithmetic is held, and the others are planned for."""
+    try:
+        return plan_replica(here, memory, seen)
+    except (ArithmeticError, ValueError) as error:
+        held = f"its numbers cannot be reckoned with ({error})"
+    report = ReplicaReport(
+        seen.name, seen.ready, Health.MISSING, seen.request_class, seen.phase, held
+    )
+    # What led here may be in what was learned: begin anew, but keep what was pushed.
+    kept = replace(
+        memory,
+        request_class=seen.request_class,
+        history=History(num_restarts=memory.history.num_restarts),
+        model=StepTimeModel(),
+        learned_at_s=-math.inf,
+        tuning=TuningState(),
+        last_seen_s=here.now_s,
+    )
+    return ReplicaPlan(kept, report)
+
+
 def _starting(seen: ReplicaSnapshot) -> ReplicaReport:
     return ReplicaReport(
         seen.name, False, Health.MISSING, seen.request_class, held="starting", phase=seen.phase
@@ -77,11 +103,10 @@ def _starting(seen: ReplicaSnapshot) -> ReplicaReport:
 
 
 def pool_health(reports: tuple[ReplicaReport, ...]) -> Health:
-    blind = (Health.STALE, Health.MISSING)
-    seen = [r.health for r in reports if r.health not in blind]
+    seen = [r.health for r in reports if r.health not in BLIND]
     if not seen:
         return Health.STALE if any(r.health is Health.STALE for r in reports) else Health.MISSING
-    if any(r.ready and r.health in blind for r in reports):
+    if any(r.ready and r.health in BLIND for r in reports):
         return Health.PARTIAL
     if all(health is Health.IDLE for health in seen):
         return Health.IDLE
@@ -104,7 +129,9 @@ def _situation(
         now_s=now_s,
         # Of what served well elsewhere in the pool, the most cautious.
         start_knobs=min(good, key=lambda k: (k.step_tokens, k.batch_size), default=FIRST_KNOBS),
-        may_grow=all(failure_of(seen, now_s) is None for seen in ready),
+        may_grow=all(
+            failure_of(seen, memory.of(seen.name, now_s).history, now_s) is None for seen in ready
+        ),
         request_class=request_class,
     )
 

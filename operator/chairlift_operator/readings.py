@@ -66,14 +66,17 @@ class Readings:
         )
 
 
-def take_in(memory: ReplicaMemory, seen: ReplicaSnapshot, now_s: float) -> ReplicaMemory:
+def take_in(
+    memory: ReplicaMemory, seen: ReplicaSnapshot, failure: str | None, now_s: float
+) -> ReplicaMemory:
+    """failure: why the sample may not be used, from `failure_of`."""
     memory = replace(memory, last_seen_s=now_s, request_class=seen.request_class)
     if seen.policy is not None:
         memory = replace(memory, kv_tokens=seen.policy.capacity.kv_tokens)
     if seen.sample is not None:
         rejected = memory.num_rejected_values + len(seen.sample.rejected)
         memory = replace(memory, num_rejected_values=rejected)
-    if failure_of(seen, now_s) is not None or seen.sample is None or seen.sampled_at_s is None:
+    if failure is not None or seen.sample is None or seen.sampled_at_s is None:
         return memory
     history = memory.history.with_sample(seen.sampled_at_s, seen.sample)
     since_s = memory.learned_at_s
@@ -88,21 +91,26 @@ def take_in(memory: ReplicaMemory, seen: ReplicaSnapshot, now_s: float) -> Repli
     return replace(memory, model=model, learned_at_s=seen.sampled_at_s)
 
 
-def failure_of(seen: ReplicaSnapshot, now_s: float) -> str | None:
-    """Why this sample may not be used, None when it may."""
+def failure_of(seen: ReplicaSnapshot, history: History, now_s: float) -> str | None:
+    """Why this sample may not be used, None when it may. history: as it was before the sample."""
     if seen.sample is None or seen.sampled_at_s is None:
         return seen.scrape_failure or "no metrics were read"
     if rejected := set(seen.sample.missing) & set(seen.sample.rejected):
-        return f"{sorted(rejected)[0]} is NaN, infinite or negative"
+        return f"{sorted(rejected)[0]} is NaN, negative or absurdly large"
     if missing := seen.sample.missing:
         return f"series {missing[0]} is absent"
     if (age_s := now_s - seen.sampled_at_s) > STALE_AFTER_S:
         return f"the last sample is {age_s:.0f} s old"
+    latest = history.latest
+    if latest is not None and seen.sampled_at_s <= latest.at_s:
+        return "the sample is not newer than the one before"
     return None
 
 
-def read(memory: ReplicaMemory, seen: ReplicaSnapshot, slo: Slo, now_s: float) -> Readings:
-    failure = failure_of(seen, now_s)
+def read(
+    memory: ReplicaMemory, seen: ReplicaSnapshot, slo: Slo, failure: str | None, now_s: float
+) -> Readings:
+    """memory: with the sample taken in."""
     histories = [memory.history]
     request_class = seen.request_class.value
     gaps = ObjectiveKey("itl", slo.inter_token_latency.threshold_ms, request_class)
@@ -116,7 +124,7 @@ def read(memory: ReplicaMemory, seen: ReplicaSnapshot, slo: Slo, now_s: float) -
     return Readings(
         failure=failure,
         health=_health(memory.history, failure, inter_token, now_s),
-        age_s=now_s - (latest.at_s if latest else memory.first_seen_s),
+        age_s=max(0.0, now_s - (latest.at_s if latest else memory.first_seen_s)),
         demand=demand_of(memory.history, seen, now_s),
         preempting=(recent.increase("num_preemptions") or 0) > 0,
         since_move=attainment(histories, gaps, budget, now_s, moved_at_s),

@@ -22,7 +22,7 @@ from chairlift_operator.policy_plan import (
     current_share,
     settle,
 )
-from chairlift_operator.readings import Readings, read, take_in
+from chairlift_operator.readings import Readings, failure_of, read, take_in
 from chairlift_operator.reports import report_of
 from chairlift_operator.snapshot import PolicyReadback, ReplicaSnapshot
 from chairlift_operator.tuning import TuningInput, tune
@@ -35,8 +35,9 @@ UNVERIFIED_TICKS: Final = 2
 
 
 def plan_replica(here: Situation, memory: ReplicaMemory, seen: ReplicaSnapshot) -> ReplicaPlan:
-    memory = take_in(memory, seen, here.now_s)
-    readings = read(memory, seen, here.aims.slo, here.now_s)
+    failure = failure_of(seen, memory.history, here.now_s)
+    memory = take_in(memory, seen, failure, here.now_s)
+    readings = read(memory, seen, here.aims.slo, failure, here.now_s)
     if readings.failure is None:
         memory = replace(memory, stepped_back=False)
     ruling = _rule(here, memory, seen, readings)

@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import Final
 
 from chairlift_operator import law
-from chairlift_operator.decisions import Decision, ReplicaReport, SetReplicas
+from chairlift_operator.decisions import BLIND, Decision, ReplicaReport, SetReplicas
 from chairlift_operator.memory import Memory, ReplicaMemory, ScalingMemory
-from chairlift_operator.readings import failure_of
 from chairlift_operator.replica_law import (
     FILL,
     KEPT_FILL,
@@ -83,8 +82,9 @@ class _View:
         }
 
     def is_certain(self, request_class: RequestClass) -> bool:
+        seen_well = {r.name for r in self.reports if r.health not in BLIND}
         return self.memory.scaling.arrivals.is_fresh(self.now_s) and all(
-            failure_of(r, self.now_s) is None for r in self.seen(request_class) if r.is_supply
+            r.name in seen_well for r in self.seen(request_class) if r.is_supply
         )
 
 

@@ -6,8 +6,11 @@ used by everything that reads measurements.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Final
+
+# A thousand years of tokens from a large machine; beyond it floats no longer count by ones.
+LARGEST: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +41,5 @@ Signal = Value | Idle | Unknown
 
 
 def checked(value: float) -> float | None:
-    """The number itself, or None for NaN, an infinity or a negative: no gauge or counter is one."""
-    return value if math.isfinite(value) and value >= 0 else None
+    """The number itself, or None for NaN, a negative or an absurd size: no counter is one."""
+    return value if 0 <= value <= LARGEST else None

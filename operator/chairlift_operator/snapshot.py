@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from chairlift_operator.exposition import EngineSample, GatewayClassSample
+from chairlift_operator.signals import LARGEST
 from chairlift_protocol.policy import Policy, PolicyError
 from chairlift_protocol.wire import RequestClass
 
@@ -44,8 +45,11 @@ class PolicyReadback:
             bounds = EngineCapacity(
                 **{name: int(capacity[name]) for name in EngineCapacity.__dataclass_fields__}
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise PolicyError(f"policy answer: capacity lacks or garbles {error}") from error
+        for name in EngineCapacity.__dataclass_fields__:
+            if not 1 <= getattr(bounds, name) <= LARGEST:
+                raise PolicyError(f"policy answer: capacity.{name} is no size that an engine has")
         return cls(
             Policy.from_json(body.get("desired")), Policy.from_json(body.get("effective")), bounds
         )

@@ -15,12 +15,15 @@ from pydantic import Field, Strict
 from chairlift_operator.spec_runtime import Model, Runtime
 from chairlift_operator.spec_values import (
     BLOCK_TOKENS,
+    LARGEST_COUNT,
     SPEC_CONFIG,
     Bounds,
     Count,
     CountOrNone,
     Duration,
     Name,
+    Number,
+    at_least,
     format_duration,
 )
 from chairlift_protocol.wire import RequestClass
@@ -44,8 +47,9 @@ class Objective:
     """`percent` of events must not exceed `threshold_s`."""
 
     __pydantic_config__ = SPEC_CONFIG
-    threshold_s: Annotated[Duration, Field(alias="threshold", gt=0)]
-    percent: Annotated[float, Field(alias="objective", gt=0, lt=100)] = 95.0
+    threshold_s: Annotated[Duration, at_least("0.001ms"), Field(alias="threshold")]
+    # Nearer to 0 or 100, no number of events that an engine ever sees could tell.
+    percent: Annotated[Number, Field(alias="objective", ge=1, le=99.99)] = 95.0
 
     @property
     def threshold_ms(self) -> float:
@@ -72,7 +76,7 @@ class BatchSizeBounds(Bounds):
 
 @dataclass(frozen=True, slots=True)
 class StepTokensBounds(Bounds):
-    min: Annotated[int, Strict(), Field(ge=BLOCK_TOKENS)] = 64
+    min: Annotated[int, Strict(), Field(ge=BLOCK_TOKENS, le=LARGEST_COUNT)] = 64
     max: Count = 2048
 
 
@@ -96,7 +100,7 @@ class BatchPoolBatchSizeBounds(Bounds):
 
 @dataclass(frozen=True, slots=True)
 class BatchPoolStepTokensBounds(Bounds):
-    min: Annotated[int, Strict(), Field(ge=BLOCK_TOKENS)] = 64
+    min: Annotated[int, Strict(), Field(ge=BLOCK_TOKENS, le=LARGEST_COUNT)] = 64
     max: Count = 8192
 
 
@@ -129,7 +133,7 @@ class BatchSlo:
     """maximum_wait_s: how long an item may wait for its first token."""
 
     __pydantic_config__ = SPEC_CONFIG
-    maximum_wait_s: Annotated[Duration, Field(alias="maximumWait", gt=0)] = 600.0
+    maximum_wait_s: Annotated[Duration, at_least("0.001ms"), Field(alias="maximumWait")] = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class Borrowing:
     """Batch work on interactive replicas, while they meet their objectives."""
 
     __pydantic_config__ = SPEC_CONFIG
-    max_share_percent: Annotated[float, Field(alias="maxShare", gt=0, le=100)] = 80.0
+    max_share_percent: Annotated[Number, Field(alias="maxShare", gt=0, le=100)] = 80.0
     return_within_s: Annotated[Duration, Field(alias="returnWithin")] = 10.0
 
     def __post_init__(self) -> None:
@@ -188,7 +192,9 @@ class Autoscaling:
 
     __pydantic_config__ = SPEC_CONFIG
     mode: Literal["Managed", "Off"] = "Managed"
-    scale_down_window_s: Annotated[Duration, Field(alias="scaleDownWindow", ge=15)] = 300.0
+    scale_down_window_s: Annotated[Duration, at_least("15s"), Field(alias="scaleDownWindow")] = (
+        300.0
+    )
     drain_timeout_s: Annotated[Duration, Field(alias="drainTimeout")] = 600.0
 
 

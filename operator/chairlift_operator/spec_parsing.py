@@ -10,20 +10,23 @@ import copy
 import difflib
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from chairlift_operator.plain_yaml import NotYaml, read_yaml
 from chairlift_operator.spec import API_VERSION, KIND, InferencePool
 
 _ADAPTER: TypeAdapter[InferencePool] = TypeAdapter(InferencePool)
 _TAGS = frozenset({"named", "costs"})  # of the profile union; not part of the user's path
+_SHORT = reprlib.Repr()  # of what a user gave: never the whole of a huge or endless value
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
 
 
 class SpecError(ValueError):
@@ -72,50 +75,32 @@ def with_overrides(pool: InferencePool, settings: Sequence[str]) -> InferencePoo
 def _override(spec: dict[str, Any], setting: str) -> str | None:
     path, equals, text = setting.partition("=")
     *parents, leaf = path.strip().removeprefix("spec.").split(".")
-    if not equals or not leaf:
-        return f"{setting!r}: write path.to.field=value, such as interactive.batchSize.max=32."
+    if not equals or not leaf or not all(parents):
+        example = "interactive.batchSize.max=32"
+        return f"{_shown(setting)}: write path.to.field=value, such as {example}."
+    path = ".".join([*parents, leaf])
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return f"spec.{path}: {text!r} is not a YAML value."
+        documents = read_yaml(text)
+    except NotYaml as error:
+        return f"spec.{path}: {_shown(text)} is not a YAML value: {error}."
+    if len(documents) > 1:
+        return f"spec.{path}: {_shown(text)} is not a YAML value but {len(documents)} documents."
     node = spec
     for depth, part in enumerate(parents):
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             above = ".".join(parents[: depth + 1])
-            return f"spec.{path}: cannot be set, because spec.{above} is {node!r}, not an object."
-    node[leaf] = value
+            why = f"spec.{above} is {_shown(node)}, not an object"
+            return f"spec.{path}: cannot be set, because {why}."
+    node[leaf] = documents[0] if documents else None
     return None
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key given twice, where YAML would silently keep the last."""
-
-
-def _construct_unique(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        if key_node.value in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{key_node.value!r} is given twice", key_node.start_mark
-            )
-        seen.add(key_node.value)
-    return loader.construct_mapping(node, deep=True)
-
-
-_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_unique)
 
 
 def _load_yaml(text: str) -> dict[str, Any]:
     try:
-        # A SafeLoader by inheritance: constructs no Python objects.
-        documents = [d for d in yaml.load_all(text, _UniqueKeyLoader) if d is not None]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SpecError([f"{where}not valid YAML: {error.problem}."]) from None
-    except yaml.YAMLError as error:
-        raise SpecError([f"not valid YAML: {error}."]) from None
+        documents = [d for d in read_yaml(text) if d is not None]
+    except NotYaml as error:
+        raise SpecError([f"{error.where}not valid YAML: {error}."]) from None
     if len(documents) != 1:
         raise SpecError([f"holds {len(documents)} documents: give exactly one InferencePool."])
     if not isinstance(documents[0], dict):
@@ -135,12 +120,14 @@ def _header_problems(document: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(detail: ErrorDetails) -> str:
-    location = [str(part) for part in detail["loc"] if part not in _TAGS]
+    location = _location(detail["loc"])
     path = ".".join(location) or "the document"
     kind, given = detail["type"], _shown(detail["input"])
     context = detail.get("ctx", {})
     if kind == "unexpected_keyword_argument":
         return f"{path}: is not a field here{_suggestion(location)}"
+    if kind == "invalid_key":
+        return f"{path}: is not a field here: the name of a field is text."
     if kind == "missing":
         return f"{path}: is missing: add it."
     if kind == "value_error":
@@ -158,8 +145,20 @@ def _sentence(detail: ErrorDetails) -> str:
     return f"{path}: must be {demand}, not {given}."
 
 
+def _location(parts: Sequence[int | str]) -> list[str]:
+    """The path as the user writes it."""
+    return [
+        str(part) or "''"
+        for before, part in zip((None, *parts), parts, strict=False)
+        if not (before == "profile" and part in _TAGS)
+    ]
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # Python refuses to spell out thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

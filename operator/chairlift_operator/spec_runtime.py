@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Strict, Tag
 
-from chairlift_operator.spec_values import BLOCK_TOKENS, SPEC_CONFIG, Duration, matching
+from chairlift_operator.spec_values import (
+    BLOCK_TOKENS,
+    SPEC_CONFIG,
+    Duration,
+    Number,
+    at_least,
+    matching,
+    printable,
+)
 
 _SOURCE = re.compile(r"(?:hf://[^\s/]+/\S+|file:///\S+|cache://\S+)")
 
@@ -16,12 +24,13 @@ _SOURCE = re.compile(r"(?:hf://[^\s/]+/\S+|file:///\S+|cache://\S+)")
 @dataclass(frozen=True, slots=True)
 class Model:
     __pydantic_config__ = SPEC_CONFIG
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, printable(max_characters=200)]
     source: Annotated[
         str,
         matching(_SOURCE, "must look like hf://owner/name, file:///path or cache://name"),
+        printable(max_characters=1000),
     ]
-    max_length: Annotated[int, Strict(), Field(ge=2 * BLOCK_TOKENS)] = 4096
+    max_length: Annotated[int, Strict(), Field(ge=2 * BLOCK_TOKENS, le=10_000_000)] = 4096
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
@@ -30,11 +39,11 @@ class StepProfile:
     """A simulated engine's step time: a + b·decodes + c·prefill tokens + d·KV tokens."""
 
     __pydantic_config__ = SPEC_CONFIG
-    a_s: Annotated[Duration, Field(alias="a", gt=0)]
+    a_s: Annotated[Duration, at_least("0.001ms"), Field(alias="a")]
     b_s: Annotated[Duration, Field(alias="b")]
     c_s: Annotated[Duration, Field(alias="c")]
     d_s: Annotated[Duration, Field(alias="d")]
-    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    noise: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     load_s: Annotated[Duration, Field(alias="load")] = 0.0
 
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, Strict
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    Strict,
+)
 from pydantic.alias_generators import to_camel
 
 BLOCK_TOKENS: Final = 16
@@ -23,8 +30,8 @@ _UNITS_S = {
     "m": Decimal(60),
     "h": Decimal(3600),
 }
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|ms|s|m|h))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|ms|s|m|h))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h)")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -32,7 +39,10 @@ def parse_duration(value: object) -> float:
     """Seconds of '500ms', '2s' or '1m30s'; ValueError for anything else, bare numbers included."""
     if not isinstance(value, str) or not _DURATION.fullmatch(value):
         raise ValueError("must be a duration with its unit, such as 500ms, 2s or 10m")
-    return float(sum(Decimal(n) * _UNITS_S[unit] for n, unit in _DURATION_PART.findall(value)))
+    exact = sum(Decimal(n) * _UNITS_S[unit] for n, unit in _DURATION_PART.findall(value))
+    if exact > 24 * _UNITS_S["h"]:
+        raise ValueError("must be at most 24h")
+    return float(exact)
 
 
 def format_duration(duration_s: float) -> str:
@@ -52,9 +62,35 @@ def matching(pattern: re.Pattern[str], demand: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def at_least(least: str) -> AfterValidator:
+    least_s = parse_duration(least)
+
+    def check(duration_s: float) -> float:
+        if duration_s < least_s:
+            raise ValueError(f"must be at least {least}")
+        return duration_s
+
+    return AfterValidator(check)
+
+
+def printable(max_characters: int) -> AfterValidator:
+    """Text that can be a label, a log line and a command's argument."""
+
+    def check(text: str) -> str:
+        if not text.isprintable() or not 0 < len(text) <= max_characters:
+            raise ValueError(f"must be 1 to {max_characters} printable characters")
+        if text != text.strip() or text.startswith("-"):
+            raise ValueError("must not begin with '-', nor begin or end with a blank")
+        return text
+
+    return AfterValidator(check)
+
+
+LARGEST_COUNT: Final = 1_000_000
 Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
-Count = Annotated[int, Strict(), Field(ge=1)]
-CountOrNone = Annotated[int, Strict(), Field(ge=0)]
+Number = Annotated[float, Strict()]  # neither text nor true
+Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST_COUNT)]
+CountOrNone = Annotated[int, Strict(), Field(ge=0, le=LARGEST_COUNT)]
 Name = Annotated[
     str,
     matching(_NAME, "must be 1 to 63 lower-case letters, digits or '-', letter or digit at ends"),

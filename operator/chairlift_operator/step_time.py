@@ -42,6 +42,7 @@ _READINGS_TO_BELIEVE: Final = 3
 _TRUSTED_SPREAD: Final = 0.25
 EXPLORED_FOR_S: Final = 600.0
 
+LEAST_STEP_S: Final = 1e-7  # no engine is faster: a counter that says so is broken
 MIN_STEPS: Final = 20
 # An engine of 0.2 s a step would take ages for 20: five are enough once they are seconds of work.
 MIN_SLOW_STEPS: Final = 5
@@ -156,7 +157,7 @@ def means_between(history: History, since_s: float) -> StepMeans | None:
     if steps is None or busy_s is None or decodes is None or prefill is None or kv is None:
         return None
     slow_but_busy = steps >= MIN_SLOW_STEPS and busy_s >= MIN_SLOW_BUSY_S
-    if busy_s <= 0 or not (steps >= MIN_STEPS or slow_but_busy):
+    if busy_s < LEAST_STEP_S * steps or not (steps >= MIN_STEPS or slow_but_busy):
         return None
     return StepMeans(steps, busy_s / steps, decodes / steps, prefill / steps, kv / steps)
 

@@ -144,7 +144,7 @@ def attainment_over(
         bad += counted[1]
         steps = window.increase("num_steps") or 0.0
         independent += min(sum(counted), steps) if key.objective == "itl" else sum(counted)
-    if good + bad <= 0 or independent <= 0:
+    if good + bad < 1 or independent < 1:
         return None
     share = bad / (good + bad)
     return Attainment(

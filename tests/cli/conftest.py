@@ -83,8 +83,9 @@ class LocalProcess:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if "chairlift_engine" in arguments and str(self.run_dir) in "\0".join(arguments):
-                if int(entry.name) != self.process.pid and "--engine-id" in arguments:
-                    found[arguments[arguments.index("--engine-id") + 1]] = int(entry.name)
+                name = [a for a in arguments if a.startswith("--engine-id=")]
+                if int(entry.name) != self.process.pid and name:
+                    found[name[0].partition("=")[2]] = int(entry.name)
         return found
 
     def wait_for_no_children(self) -> None:

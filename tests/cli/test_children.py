@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chairlift_cli.children import Child, describe_exit
+from chairlift_cli.children import Child, describe_exit, options
 from chairlift_cli.die_with_parent import bound
 
 STUBBORN = (
@@ -119,3 +119,21 @@ def test_the_log_tail_holds_the_last_lines_of_both_streams(tmp_path: Path) -> No
 )
 def test_an_exit_is_told_by_signal_name_or_code(exit_code: int, sentence: str) -> None:
     assert describe_exit(exit_code) == sentence
+
+
+def test_a_value_that_looks_like_an_option_stays_a_value() -> None:
+    assert options({"--model-name": "--help", "--port": 0}) == ["--model-name=--help", "--port=0"]
+
+
+def test_only_what_this_process_said_counts_as_said(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("ready\n")
+
+    async def run() -> Child:
+        child = await Child.start("c", [sys.executable, "-c", "print('up')"], tmp_path / "log")
+        await child.wait()
+        return child
+
+    child = asyncio.run(run())
+    assert child.has_said("up") and not child.has_said("ready") and child.log_tail() == "  | up"
+    (tmp_path / "log").unlink()
+    assert child.log_tail() == ""

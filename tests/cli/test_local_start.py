@@ -42,14 +42,34 @@ def test_a_bad_spec_is_refused_with_a_sentence_that_names_the_field(
 def test_a_bad_setting_a_missing_file_and_a_bad_journal_are_each_one_sentence(
     chairlift: Run, pool_file: Path, tmp_path: Path
 ) -> None:
+    logs_taken, log_taken = tmp_path / "a", tmp_path / "b"
+    (logs_taken / "gateway.log").mkdir(parents=True)
+    (log_taken / "controller.log").mkdir(parents=True)
     for arguments, sentence in [
         (("-f", pool_file, "--set", "interactive.batchSize.max=none"), "chairlift: --set: spec."),
         (("-f", tmp_path / "no.yaml"), f"chairlift: cannot read {tmp_path}/no.yaml: No such file"),
         (("-f", pool_file, "--journal", tmp_path / "no" / "j"), "chairlift: --journal: cannot wri"),
+        (("-f", pool_file, "--journal", "/dev/full"), "chairlift: --journal: cannot write /dev/f"),
+        (("-f", pool_file, "--run-dir", logs_taken), f"chairlift: cannot write {logs_taken}/gate"),
+        (("-f", pool_file, "--run-dir", log_taken), f"chairlift: cannot write {log_taken}/contr"),
+        (
+            ("-f", pool_file, "--set", "runtime={}", "--set", f"model.source=file:///{'a' * 300}"),
+            "chairlift: model.source: cannot read file:///aaa",
+        ),
     ]:
         exit_code, stderr = chairlift("local", "--port", "0", *arguments)
         assert (exit_code, stderr.startswith(sentence)) == (2, True), stderr
         assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["\udcff", "a b", "", "é"])
+def test_a_batch_key_that_no_header_can_carry_is_refused(
+    chairlift: Run, pool_file: Path, key: str
+) -> None:
+    exit_code, stderr = chairlift("local", "-f", pool_file, "--batch-key", key)
+    assert exit_code == 2
+    sentence = "argument --batch-key: must be ASCII characters without blanks"
+    assert stderr.splitlines()[-1] == f"chairlift local: error: {sentence}"
 
 
 def test_a_port_in_use_is_named(chairlift: Run, pool_file: Path) -> None:

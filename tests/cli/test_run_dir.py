@@ -60,3 +60,12 @@ def test_endpoints_start_empty_and_are_replaced_whole() -> None:
         assert json.loads(run_dir.endpoints_file.read_text()) == {
             "replicas": [{"name": "batch-0", "url": "http://127.0.0.1:1234", "class": "batch"}]
         }
+
+
+def test_a_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
+    with open_run_dir(tmp_path) as first:
+        with pytest.raises(CliError, match="--run-dir: another run uses"), open_run_dir(tmp_path):
+            pass
+        assert first.admin_token_file.read_text().strip() == first.admin_token
+    with open_run_dir(tmp_path):
+        pass

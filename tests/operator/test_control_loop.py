@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.control_loop import AnchoredClock, ControlLoop, Tick
 from chairlift_operator.decisions import SetPolicy
+from chairlift_operator.journal import JournalWriter
+from chairlift_operator.memory import Memory
 from chairlift_operator.snapshot import Snapshot
 from chairlift_operator.step_time import StepCosts
 
@@ -80,6 +84,54 @@ def test_one_failed_tick_costs_one_tick_and_is_logged(
     assert len(_run(cluster, make_pool(), 3)) == 3
     assert cluster.num_observed == 4
     assert "this tick failed" in caplog.text and "the network is down" in caplog.text
+
+
+def test_ticks_that_keep_failing_are_said_once_and_their_recovery_too(
+    engine: Any, make_pool: Make
+) -> None:
+    cluster, said = FakeCluster(engine, dict.fromkeys((2, 3, 4, 6), "no network")), list[str]()
+
+    async def main() -> None:
+        stop, num_left = asyncio.Event(), 3
+
+        def on_tick(tick: Tick) -> None:
+            nonlocal num_left
+            num_left -= 1
+            if num_left == 0:
+                stop.set()
+
+        loop = ControlLoop(make_pool(), cluster, on_tick=on_tick, say=said.append, tick_s=0.001)
+        await asyncio.wait_for(loop.run(stop), timeout=2)
+
+    asyncio.run(main())
+    failing = "ticks fail: no network; trying again each tick"
+    assert said[:3] == [failing, "ticks succeed again", failing]
+
+
+def test_a_journal_that_cannot_be_written_hides_no_tick(engine: Any, make_pool: Make) -> None:
+    class FullDisk(io.StringIO):
+        def flush(self) -> None:
+            if self.tell() > 200:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    memory, seen, said = Memory.start(), list[Tick](), list[str]()
+    writer = JournalWriter(FullDisk(), memory)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        def on_tick(tick: Tick) -> None:
+            seen.append(tick)
+            if len(seen) == 3:
+                stop.set()
+
+        cluster = FakeCluster(engine)
+        loop = ControlLoop(make_pool(), cluster, memory, writer, on_tick, said.append, 0.001)
+        await asyncio.wait_for(loop.run(stop), timeout=2)
+
+    asyncio.run(main())
+    assert len(seen) == 3
+    assert said == ["ticks fail: [Errno 28] No space left on device; trying again each tick"]
 
 
 def test_a_stop_does_not_wait_for_a_hanging_engine(engine: Any, make_pool: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -78,6 +79,9 @@ class FakeEngine:
             "observed": {},
             "capacity": {} if self.mood == "odd" else capacity,
         }
+        if self.mood.startswith("capacity "):
+            text = json.dumps(body).replace("65536", self.mood.removeprefix("capacity "))
+            return web.Response(text=text, content_type="application/json")
         return web.json_response(body)
 
 
@@ -172,6 +176,10 @@ def test_a_pool_is_observed_with_readiness_metrics_and_policy() -> None:
         ("endless", "secret", "scrape_failure", "more than 4194304 bytes"),
         ("odd", "secret", "policy_failure", "policy answer not understood"),
         ("", "wrong", "policy_failure", "answered 401: wrong token"),
+        *[
+            (f"capacity {number}", "secret", "policy_failure", "policy answer not understood")
+            for number in ("1e999", "NaN", "-1", "1e16", "9" * 5000, "[" * 5000)
+        ],
     ],
 )
 def test_an_engine_in_trouble_stays_in_the_snapshot_with_the_reason(

@@ -45,7 +45,7 @@ def test_an_absent_series_is_none_and_never_zero() -> None:
     assert metrics.STEP_SECONDS in sample.missing
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e200", "1.1e15"])
 def test_a_number_that_no_counter_has_is_rejected_by_name(value: str) -> None:
     text = COMPLETE.replace("_seconds_total 12.5", f"_seconds_total {value}")
     sample = parse_engine_metrics(text)

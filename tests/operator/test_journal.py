@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from chairlift_operator.cluster import ActionResult
-from chairlift_operator.journal import JournalError, JournalWriter, replay
+from chairlift_operator.journal import JournalError, JournalWriter, open_for_append, replay
 from chairlift_operator.memory import Memory
 from chairlift_operator.snapshot import Snapshot
 from chairlift_operator.step_time import StepCosts
@@ -60,9 +61,73 @@ def test_a_line_cut_off_by_a_crash_is_left_out(journal: Path) -> None:
     assert len(list(replay(journal))) == len(whole) - 1
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", '{"kind": "tick", "spec": "x"}'])
-def test_a_line_that_is_no_record_is_named(journal: Path, line: str) -> None:
-    text = journal.read_text(encoding="utf-8")
-    journal.write_text(text + line + "\n", encoding="utf-8")
-    with pytest.raises(JournalError, match=rf"line {text.count(chr(10)) + 1}: not"):
+def test_a_journal_goes_on_after_a_line_that_a_crash_cut_off(journal: Path) -> None:
+    whole, data = len(list(replay(journal))), journal.read_bytes()
+    journal.write_bytes(data[:-40])
+    with open_for_append(journal) as file:
+        JournalWriter(file, Memory.start())
+        file.write(data.decode())
+    assert len(list(replay(journal))) == 2 * whole - 1
+
+
+def test_an_appended_journal_adds_no_empty_line(tmp_path: Path) -> None:
+    path = tmp_path / "new.jsonl"
+    for _ in range(2):
+        with open_for_append(path) as file:
+            JournalWriter(file, Memory.start())
+    assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["start"] * 2
+
+
+@pytest.mark.parametrize("tail", [b'{"kind":"tick","x":"\xc3', b"\0" * 50])
+def test_a_tail_of_any_bytes_is_left_out(journal: Path, tail: bytes) -> None:
+    whole = len(list(replay(journal)))
+    journal.write_bytes(journal.read_bytes() + tail)
+    assert len(list(replay(journal))) == whole
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"nonsense",
+        b"[]",
+        b"\xff",
+        b"[" * 5000,
+        b"9" * 5000,
+        b'{"kind": "tick", "spec": "x"}',
+        b'{"kind": "tick", "spec": []}',
+        b'{"kind": "other"}',
+        b'{"kind": ["start"]}',
+        b'{"kind": "start", "version": 99, "term": 1, "prior": null}',
+        b'{"kind": "start"}',
+        b'{"kind": "spec", "hash": "a", "pool": 3}',
+        b'{"kind": "spec", "hash": [], "pool": {}}',
+        b'{"kind": "spec", "hash": "a", "pool": {}}',
+    ],
+)
+def test_a_line_that_is_no_record_is_named(journal: Path, line: bytes) -> None:
+    data = journal.read_bytes()
+    journal.write_bytes(data + line + b"\n")
+    with pytest.raises(JournalError, match=rf"line {len(data.splitlines()) + 1}: ") as caught:
+        list(replay(journal))
+    assert len(str(caught.value).splitlines()) <= 4  # one for each problem of a spec
+
+
+def test_broken_lines_in_the_middle_are_named_unless_a_new_start_follows(journal: Path) -> None:
+    data = journal.read_bytes()
+    journal.write_bytes(b"{broken\n" + data)
+    assert list(replay(journal))
+    journal.write_bytes(data + b"{broken\n" + data.split(b"\n")[2] + b"\n")
+    with pytest.raises(JournalError, match=f"line {len(data.splitlines()) + 1}: not JSON"):
+        list(replay(journal))
+
+
+def test_a_missing_journal_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"none\.jsonl: cannot be read: No such file"):
+        list(replay(tmp_path / "none.jsonl"))
+
+
+def test_a_tick_without_its_spec_is_named(journal: Path) -> None:
+    lines = [line for line in journal.read_bytes().splitlines(True) if b'"kind":"spec"' not in line]
+    journal.write_bytes(b"".join(lines))
+    with pytest.raises(JournalError, match="line 2: no spec line before it names"):
         list(replay(journal))

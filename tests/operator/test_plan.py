@@ -330,3 +330,46 @@ def test_an_engine_starts_with_the_first_policy_that_would_be_pushed(
     made = plan(pool, _snapshot(make_engine(REFERENCE).snapshot(), at_s=1), Memory.start(), 1)
     assert replace(made.actions[0].policy, generation=first.generation) == first
     assert first.generation < made.actions[0].policy.generation
+
+
+@pytest.mark.parametrize(("now_shift_s", "sample_shift_s"), [(5.0, 0.0), (0.0, -3.0), (-60, -60)])
+def test_a_sample_that_is_not_newer_raises_nothing(
+    make_pool: Make, make_engine: Make, close_loop: Make, now_shift_s: float, sample_shift_s: float
+) -> None:
+    pool, engine = make_pool(), make_engine(REFERENCE)
+    num_raised = 0
+    for tick in close_loop(pool, engine, Memory.start(), 90.0):
+        num_raised += any(d.after > d.before for d in tick.plan.decisions)
+        now_s, sampled_at_s = tick.at_s + now_shift_s, tick.at_s + sample_shift_s
+        seen = replace(engine.snapshot(), sampled_at_s=sampled_at_s)
+        again = plan(pool, _snapshot(seen, at_s=now_s), tick.plan.memory, now_s)
+        assert again.actions == ()
+        assert again.health is Health.STALE
+        held = again.replicas[0].held
+        assert held is not None and "the sample is not newer than the one before" in held
+    assert num_raised > 3  # there was something to raise
+
+
+def _absurd(sample: EngineSample, field: str, value: float) -> EngineSample:
+    return replace(sample, **{field: value})
+
+
+@pytest.mark.parametrize("value", [1e308, 1e200, 1e15, 5e-324, math.nan])
+@pytest.mark.parametrize("field", ["step_seconds", "num_steps", "step_kv_tokens", "num_running"])
+def test_one_engine_with_absurd_numbers_does_not_stop_the_others(
+    make_pool: Make, make_engine: Make, field: str, value: float
+) -> None:
+    pool, memory = make_pool(replicas=(2, 2)), Memory.start()
+    good, bad = make_engine(REFERENCE), make_engine(REFERENCE, seed=5)
+    for tick in range(1, 31):
+        good.run_until(5.0 * tick)
+        bad.run_until(5.0 * tick)
+        spoiled = bad.snapshot("chat-1")
+        if tick % 3 == 0:
+            spoiled = replace(spoiled, sample=_absurd(spoiled.sample, field, value))
+        made = plan(pool, _snapshot(good.snapshot(), spoiled, at_s=5.0 * tick), memory, 5.0 * tick)
+        memory = made.memory
+        assert made.replicas[0].health is not Health.MISSING
+        for action in made.actions:
+            {"chat-0": good, "chat-1": bad}[action.replica].policy = action.policy
+    assert good.policy.step_tokens != 256  # it was tuned all the while

@@ -32,7 +32,7 @@ def test_context_is_memory_in_use_over_running_sequences(
         (
             EngineSample(rejected=("chairlift_steps_total",)),
             100.0,
-            "chairlift_steps_total is NaN, infinite or negative",
+            "chairlift_steps_total is NaN, negative or absurdly large",
         ),
         (EngineSample(*[1.0] * 7), 60.0, "the last sample is 40 s old"),
         (EngineSample(*[1.0] * 7), 99.0, None),
@@ -42,4 +42,12 @@ def test_an_unusable_sample_says_which_series_is_to_blame(
     sample: EngineSample | None, sampled_at_s: float | None, reason: str | None
 ) -> None:
     seen = ReplicaSnapshot("a", True, sample=sample, sampled_at_s=sampled_at_s)
-    assert failure_of(seen, 100.0) == reason
+    assert failure_of(seen, History(), 100.0) == reason
+
+
+@pytest.mark.parametrize("earlier_s", [0.0, 3.0])
+def test_a_sample_that_the_history_holds_already_is_no_news(earlier_s: float) -> None:
+    sample = EngineSample(*[1.0] * 7)
+    history = History().with_sample(98.0, sample)
+    seen = ReplicaSnapshot("a", True, sample=sample, sampled_at_s=98.0 - earlier_s)
+    assert failure_of(seen, history, 100.0) == "the sample is not newer than the one before"

@@ -124,11 +124,11 @@ def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_repli
         ),
         (
             _with("  interactive: {slo: {interTokenLatency: {threshold: 0s}}}\n"),
-            "threshold: must be greater than 0, not '0s'.",
+            "threshold: must be at least 0.001ms, not '0s'.",
         ),
         (
             _with("  interactive: {slo: {interTokenLatency: {threshold: 1s, objective: 100}}}\n"),
-            "objective: must be less than 100, not 100.",
+            "objective: must be less than or equal to 99.99, not 100.",
         ),
         (_with("  mode: enforce\n"), "spec.mode: must be 'Enforce' or 'Recommend', not 'enforce'."),
         (_with("  metrics: {source: Prometheus}\n"), "spec.metrics.source: must be 'Direct'"),
@@ -199,6 +199,13 @@ def test_overrides_replace_single_fields_and_are_validated() -> None:
         ("interactive.batchSize.maxx=1", "did you mean max?"),
         ("interactive.batchSize.max=0", "must be greater than or equal to 1, not 0."),
         ("mode=[", "is not a YAML value"),
+        ("mode=" + "[" * 5000, "is not a YAML value: it is nested too deeply."),
+        ("interactive.batchSize.max=" + "9" * 5000, "cannot be read as int."),
+        ("interactive.batchSize.max=0x" + "9" * 5000, "not a number of thousands of digits."),
+        ("interactive.batchSize={min: 1, min: 2}", "'min' is given twice."),
+        ("mode=a\n---\nb", "is not a YAML value but 2 documents."),
+        ("interactive..max=1", "write path.to.field=value"),
+        (".mode=Enforce", "write path.to.field=value"),
     ],
 )
 def test_a_wrong_override_is_refused_by_path(setting: str, sentence: str) -> None:
@@ -207,7 +214,81 @@ def test_a_wrong_override_is_refused_by_path(setting: str, sentence: str) -> Non
     assert sentence in str(caught.value)
 
 
-@given(st.floats(min_value=1e-9, max_value=1e6))
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("? [a, b]\n: c\n", "line 7, column 3: not valid YAML: a key must be a name"),
+        ("? {a: b}\n: c\n", "line 7, column 3: not valid YAML: a key must be a name"),
+        ("x: 2001-99-99\n", "line 7, column 4: not valid YAML: '2001-99-99' cannot be read"),
+        ("x: !!int abc\n", "line 7, column 4: not valid YAML: 'abc' cannot be read as int."),
+        ("x: !!int ''\n", "line 7, column 4: not valid YAML: '' cannot be read as int."),
+        ("x: " + "9" * 5000, "line 7, column 4: not valid YAML: '9999"),
+        ("x: \x01\n", "line 7, column 4: not valid YAML: the character '\\x01' is not allowed."),
+        ("x: " + "[" * 5000, "not valid YAML: it is nested too deeply."),
+        ("1: 2\n", "1: is not a field here: the name of a field is text."),
+        ("'': 2\n", "'': is not a field here"),
+    ],
+)
+def test_text_that_yaml_cannot_construct_is_refused_with_its_place(
+    line: str, sentence: str
+) -> None:
+    assert any(p.startswith(sentence) for p in _problems(MINIMAL + line)), _problems(MINIMAL + line)
+
+
+def test_a_value_that_refers_to_itself_many_times_is_not_spelled_out() -> None:
+    levels = [f"x{i}: &x{i} [{f'*x{i - 1}, ' * 9 if i else 1}]" for i in range(30)]
+    problems = _problems("\n".join(levels) + "\nspec: *x29\n")
+    assert all(len(problem) < 300 for problem in problems)
+
+
+SLO = "  interactive: {slo: {interTokenLatency: {threshold: %s, objective: %s}}}\n"
+PROFILE = "  runtime: {engine: simulator, simulator: {profile: {%s}}}\n"
+COSTS = "b: 0s, c: 0s, d: 0s"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        *[
+            (_with(SLO % ("50ms", objective)), sentence)
+            for objective, sentence in [
+                ("1.0e-20", "objective: must be greater than or equal to 1, not 1e-20."),
+                ("99.999999", "objective: must be less than or equal to 99.99, not 99.999999."),
+                (".nan", "not nan."),
+                ("true", "objective: must be number, not True."),
+                ("'95'", "objective: must be number, not '95'."),
+            ]
+        ],
+        (_with(SLO % ("0.0000001ms", 95)), "threshold: must be at least 0.001ms, not '0.00"),
+        (_with(SLO % ("25h", 95)), "threshold: must be at most 24h, not '25h'."),
+        (_with(SLO % ("9" * 400 + "s", 95)), "threshold: must be at most 24h, not '999"),
+        (_with(SLO % ("٣s", 95)), "threshold: must be a duration with its unit"),
+        (_with(PROFILE % f"a: 0s, {COSTS}"), "profile.a: must be at least 0.001ms, not '0s'."),
+        (_with(PROFILE % f"a: 1s, {COSTS}, noise: '0'"), "profile.noise: must be number, not '0'."),
+        (_with(PROFILE % f"a: 1s, {COSTS}, named: 1"), "profile.named: is not a field here"),
+        (_with("  batch: {borrowing: {maxShare: true}}\n"), "maxShare: must be number, not True."),
+        (_with("  interactive: {batchSize: {max: 1000001}}\n"), "less than or equal to 1000000"),
+        (_with("  batch: {stepTokens: {min: 1000001}}\n"), "less than or equal to 1000000"),
+        *[
+            (MINIMAL.replace("name: m,", f"name: {name},"), f"spec.model.name: {sentence}")
+            for name, sentence in [
+                ("'-m'", "must not begin with '-', nor begin or end with a blank, not '-m'."),
+                ("'  '", "must not begin with '-', nor begin or end with a blank, not '  '."),
+                ('"a\\0b"', "must be 1 to 200 printable characters, not 'a\\x00b'."),
+                ('"a\\nb"', "must be 1 to 200 printable characters, not 'a\\nb'."),
+                ("''", "must be 1 to 200 printable characters, not ''."),
+                ("m" * 201, "must be 1 to 200 printable characters, not 'mmm"),
+            ]
+        ],
+        (MINIMAL.replace("cache://m", "cache://a\\0b"), "source: must be 1 to 1000 printable"),
+    ],
+)
+def test_a_value_that_would_fail_later_is_refused_now(text: str, sentence: str) -> None:
+    problems = _problems(text)
+    assert any(sentence in problem for problem in problems), problems
+
+
+@given(st.floats(min_value=1e-9, max_value=86_400))
 def test_a_duration_is_spelled_so_that_it_parses_back_exactly(duration_s: float) -> None:
     assert parse_duration(format_duration(duration_s)) == duration_s
 

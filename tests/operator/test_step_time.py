@@ -131,7 +131,14 @@ def _sums(steps: float, busy_s: float) -> EngineSample:
 
 @pytest.mark.parametrize(
     ("steps", "busy_s", "enough"),
-    [(25, 0.5, True), (19, 0.4, False), (7, 4.9, True), (4, 4.9, False), (0, 0.0, False)],
+    [
+        (25, 0.5, True),
+        (19, 0.4, False),
+        (7, 4.9, True),
+        (4, 4.9, False),
+        (0, 0.0, False),
+        (25, 5e-324, False),
+    ],
 )
 def test_means_need_twenty_steps_or_a_few_slow_ones(
     steps: float, busy_s: float, enough: bool

@@ -111,3 +111,14 @@ def test_the_gate_is_what_all_good_events_can_prove(budget: float, events: int) 
 def test_wilson_bounds_enclose_the_share(share: float, count: float) -> None:
     lower, upper = wilson_bounds(share, count)
     assert 0 <= lower <= share + 1e-9 and share - 1e-9 <= upper <= 1
+
+
+@pytest.mark.parametrize("count", [5e-324, 0.5])
+def test_less_than_one_event_or_step_tells_nothing(count: float) -> None:
+    key = ObjectiveKey("itl", 50.0, "interactive")
+    samples = [
+        EngineSample(num_steps=n, slo_counts=(SloCount("itl", 50.0, "interactive", n, 0.0),))
+        for n in (0.0, count)
+    ]
+    history = History().with_sample(0.0, samples[0]).with_sample(5.0, samples[1])
+    assert attainment_over([history], key, 15.0, 5.0, 0.0) is None
