@@ -6,13 +6,15 @@ Knows nothing of text or servers. `prompts` fills the lengths with words, `load`
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 EXCERPT: Final = Path(__file__).parents[1] / "traces" / "azure_conv_excerpt.csv"
-LENGTH_DIVISOR: Final = 8
+# The model here is small, the trace's was not.
+PROMPT_DIVISOR: Final = 8
+OUTPUT_DIVISOR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +39,27 @@ def read_arrivals(path: Path = EXCERPT) -> list[Arrival]:
 
 
 def with_lengths_divided(
-    arrivals: Iterable[Arrival], model_length_tokens: int, divisor: int = LENGTH_DIVISOR
+    arrivals: Iterable[Arrival],
+    model_length_tokens: int,
+    prompt_divisor: int = PROMPT_DIVISOR,
+    output_divisor: int = OUTPUT_DIVISOR,
 ) -> list[Arrival]:
     """Lengths divided with their shape kept; prompt and output together fit the model."""
-    return [_shortened(arrival, model_length_tokens, divisor) for arrival in arrivals]
-
-
-def _shortened(arrival: Arrival, model_length_tokens: int, divisor: int) -> Arrival:
-    longest_output_tokens = max(1, model_length_tokens // 2)
-    output_tokens = min(max(1, round(arrival.output_tokens / divisor)), longest_output_tokens)
-    longest_prompt_tokens = max(1, model_length_tokens - output_tokens)
-    prompt_tokens = min(max(1, round(arrival.prompt_tokens / divisor)), longest_prompt_tokens)
-    return replace(arrival, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-
-
-def at_mean_rate(
-    arrivals: Sequence[Arrival], requests_per_s: float, duration_s: float
-) -> list[Arrival]:
-    """The trace's first `requests_per_s * duration_s` requests, time stretched to last duration_s.
-
-    Every gap is multiplied by the same factor, so bursts and lulls keep their relative size.
-    """
-    num_requests = max(1, round(requests_per_s * duration_s))
-    if num_requests >= len(arrivals):
-        raise ValueError(
-            f"{num_requests} requests and the gap after them are wanted, but the trace holds "
-            f"{len(arrivals)}: lower the rate or the duration"
-        )
-    start_s = arrivals[0].arrival_s
-    stretch = duration_s / (arrivals[num_requests].arrival_s - start_s)
     return [
-        replace(arrival, arrival_s=(arrival.arrival_s - start_s) * stretch)
-        for arrival in arrivals[:num_requests]
+        _shortened(arrival, model_length_tokens, prompt_divisor, output_divisor)
+        for arrival in arrivals
     ]
 
 
-def mean_tokens(arrivals: Sequence[Arrival]) -> tuple[float, float]:
-    """Mean prompt and output tokens of a request."""
-    return (
-        sum(a.prompt_tokens for a in arrivals) / len(arrivals),
-        sum(a.output_tokens for a in arrivals) / len(arrivals),
+def _shortened(
+    arrival: Arrival, model_length_tokens: int, prompt_divisor: int, output_divisor: int
+) -> Arrival:
+    longest_output_tokens = max(1, model_length_tokens // 2)
+    output_tokens = min(
+        max(1, round(arrival.output_tokens / output_divisor)), longest_output_tokens
     )
+    longest_prompt_tokens = max(1, model_length_tokens - output_tokens)
+    prompt_tokens = min(
+        max(1, round(arrival.prompt_tokens / prompt_divisor)), longest_prompt_tokens
+    )
+    return replace(arrival, prompt_tokens=prompt_tokens, output_tokens=output_tokens)

@@ -20,34 +20,49 @@ FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """The policy an engine was read back to hold."""
+    """The policy an engine was read back to hold, and when."""
 
+    at_s: float
     generation: tuple[int, int]
     batch_size: int
     step_tokens: int
+    batch_share: float
+
+    @property
+    def knobs(self) -> tuple[int, int, float]:
+        return self.batch_size, self.step_tokens, self.batch_share
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One decision; at_s counts from the journal's first tick."""
+    """One decision. at_s is Unix time, as in the journal; enforced: it was also done."""
 
     at_s: float
+    field: str
+    before: float
+    after: float
+    enforced: bool
     sentence: str
 
 
 class JournalTail:
-    """Follows one file. num_policy_changes: times that an engine was seen with other knobs than at
-    the last look, from the first pushed policy on, which itself is not counted.
+    """Follows one file.
+
+    seen: the policy in force at each tick. num_policy_changes: times that an engine was seen with
+    other knobs than at the last look, from the first pushed policy on, which itself is not counted.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.in_force: InForce | None = None
+        self.seen: list[InForce] = []
         self.changes: list[Change] = []
         self.num_policy_changes = 0
         self._offset = 0
-        self._started_s: float | None = None
         self._by_replica: dict[str, InForce] = {}
+
+    @property
+    def in_force(self) -> InForce | None:
+        return self.seen[-1] if self.seen else None
 
     def read(self) -> None:
         """Take in the lines that were completed since the last call."""
@@ -55,12 +70,10 @@ class JournalTail:
             if record.get("kind") != "tick":
                 continue
             now_s = float(record["snapshot"]["taken_at_s"])
-            self._started_s = now_s if self._started_s is None else self._started_s
             for replica in record["snapshot"]["replicas"]:
                 if replica["policy"] is not None:
-                    self._see(replica["name"], replica["policy"]["effective"])
-            for decision in record["decisions"]:
-                self.changes.append(Change(now_s - self._started_s, _sentence(decision)))
+                    self._see(replica["name"], replica["policy"]["effective"], now_s)
+            self.changes += [_change(decision, now_s) for decision in record["decisions"]]
 
     def _new_records(self) -> Iterator[dict[str, Any]]:
         try:
@@ -74,20 +87,31 @@ class JournalTail:
         for line in whole.splitlines():
             yield json.loads(line)
 
-    def _see(self, replica: str, policy: dict[str, Any]) -> None:
+    def _see(self, replica: str, policy: dict[str, Any], now_s: float) -> None:
         term, counter = policy["generation"]["term"], policy["generation"]["counter"]
-        now = InForce((term, counter), policy["batch_size"], policy["step_tokens"])
+        now = InForce(
+            at_s=now_s,
+            generation=(term, counter),
+            batch_size=policy["batch_size"],
+            step_tokens=policy["step_tokens"],
+            batch_share=policy["batch_class_share"],
+        )
         before = self._by_replica.get(replica)
-        self.in_force = self._by_replica[replica] = now
+        self._by_replica[replica] = now
+        self.seen.append(now)
         was_pushed = before is not None and before.generation > (0, 0)
-        if before is not None and was_pushed and _knobs(before) != _knobs(now):
+        if before is not None and was_pushed and before.knobs != now.knobs:
             self.num_policy_changes += 1
 
 
-def _knobs(policy: InForce) -> tuple[int, int]:
-    return policy.batch_size, policy.step_tokens
-
-
-def _sentence(decision: dict[str, Any]) -> str:
-    field = FIELDS.get(decision["field"], decision["field"])
-    return f"{field} {decision['before']}→{decision['after']}: {decision['reason']}"
+def _change(decision: dict[str, Any], now_s: float) -> Change:
+    name, before, after = decision["field"], decision["before"], decision["after"]
+    said = f"{before}→{after}" if before != after else f"{after} kept"
+    return Change(
+        at_s=now_s,
+        field=FIELDS.get(name, name),
+        before=before,
+        after=after,
+        enforced=decision["enforced"],
+        sentence=f"{FIELDS.get(name, name)} {said}: {decision['reason']}",
+    )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import aiohttp
@@ -23,18 +24,23 @@ PATIENCE_S: Final = 180.0
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One chat request; due_s counts from the start of the load."""
+    """One chat request; due_s counts from the start of the load.
+
+    exact_length: the answer is max_tokens long, whatever the model would rather.
+    """
 
     due_s: float
     prompt: str
     max_tokens: int
+    exact_length: bool = False
 
 
 class Load:
     """Sends requests to one gateway and collects outcomes as they end; one use per run.
 
     A request's clock starts when it was due, not when it was sent: a late generator counts against
-    the server rather than in its favour.
+    the server rather than in its favour. ends_s: on the monotonic clock, when whatever is
+    unfinished is given up and has failed.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Load:
         model: str,
         api_key: str | None = None,
         patience_s: float = PATIENCE_S,
+        ends_s: float = math.inf,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self.num_in_flight = 0
@@ -50,7 +57,8 @@ class Load:
         self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # A request that takes longer is given up and counts as failed, so that a run always ends.
-        self._timeout = aiohttp.ClientTimeout(total=patience_s)
+        self._patience_s = patience_s
+        self._ends_s = ends_s
 
     async def run(self, requests: Sequence[PlannedRequest]) -> list[Outcome]:
         """Send every request when due; return all outcomes once the last one ended."""
@@ -66,12 +74,14 @@ class Load:
         self, requests: Iterable[PlannedRequest], num_clients: int, duration_s: float
     ) -> list[Outcome]:
         """Keep num_clients requests in flight for duration_s, then let those in flight finish."""
-        ends_s = time.monotonic() + duration_s
+        started_s = time.monotonic()
         pending = iter(requests)
 
         async def client_loop(client: aiohttp.ClientSession) -> None:
-            while time.monotonic() < ends_s and (request := next(pending, None)):
-                await self._send(client, request, time.monotonic())
+            while (now_s := time.monotonic()) < started_s + duration_s:
+                if (request := next(pending, None)) is None:
+                    return
+                await self._send(client, replace(request, due_s=now_s - started_s), now_s)
 
         async with self._client() as client, asyncio.TaskGroup() as sending:
             for _ in range(num_clients):
@@ -79,9 +89,7 @@ class Load:
         return self.outcomes
 
     def _client(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout, headers=self._headers
-        )
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
 
     async def _send(
         self, client: aiohttp.ClientSession, request: PlannedRequest, due_s: float
@@ -90,7 +98,9 @@ class Load:
         error: str | None = None
         self.num_in_flight += 1
         try:
-            async with client.post(self._url, json=self._body(request)) as response:
+            async with client.post(
+                self._url, json=self._body(request), timeout=self._timeout()
+            ) as response:
                 if response.status == 200:
                     async for line in response.content:
                         reading.take(line)
@@ -103,6 +113,11 @@ class Load:
             self.num_in_flight -= 1
         self.outcomes.append(reading.outcome(request, error))
 
+    def _timeout(self) -> aiohttp.ClientTimeout:
+        # Zero would mean for ever.
+        left_s = max(0.001, self._ends_s - time.monotonic())
+        return aiohttp.ClientTimeout(total=min(self._patience_s, left_s))
+
     def _body(self, request: PlannedRequest) -> dict[str, Any]:
         return {
             "model": self._model,
@@ -111,6 +126,7 @@ class Load:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "ignore_eos": request.exact_length,
         }
 
 

@@ -33,10 +33,16 @@ async def local_server(
     journal_file: Path,
     say: Callable[[str], None],
     settings: Sequence[str] = (),
+    run_dir: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Yield the gateway's base URL (without /v1) once it is ready; leave no process behind."""
+    """Yield the gateway's base URL (without /v1) once it is ready; leave no process behind.
+
+    run_dir: where to put its logs and what it knows of its engines.
+    """
     command = [sys.executable, "-P", "-u", "-m", "chairlift_cli", "local", "-f", str(pool_file)]
     command += ["--port", "0", "--no-live", "--journal", str(journal_file)]
+    if run_dir is not None:
+        command += ["--run-dir", str(run_dir)]
     for setting in settings:
         command += ["--set", setting]
     # A session of its own: Ctrl-C reaches us alone, and we end it in order.

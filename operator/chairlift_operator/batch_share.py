@@ -4,7 +4,9 @@ size, and before replicas. Pure.
 Interactive work takes slots and step tokens from batch work by itself, within a step. The share
 falls when that is not enough: batch decodes fill steps that first tokens wait for, or a machine is
 slower than its model. It falls at once and comes back slowly, more slowly each time that it had to
-fall again. Called by `replica_plan`.
+fall again; all of it comes back when no interactive work is left. A queue of interactive requests
+is a warning: the share halves before anything is missed, and doubles again once the queue has been
+short for a while. Called by `replica_plan`.
 """
 
 from __future__ import annotations
@@ -22,15 +24,25 @@ FIRST_DWELL_S: Final = 30.0
 LONGEST_DWELL_S: Final = 480.0
 RAISE: Final = 0.1
 LEAST_SHARE: Final = 0.1  # less would start one request in a while, and hurt as much
+# A first token may be waited for; this much of its objective spent in the queue alone is a warning.
+QUEUE_SHARE: Final = 0.1
+# How long the queue must have been shorter, as a part of the dwell, before the warning is over.
+QUEUE_DWELL: Final = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class LendingState:
-    """moved_at_s: when the share last moved. dwell_s: how long it rests before it rises."""
+    """moved_at_s: when the share last moved. dwell_s: how long it rests before it rises.
+
+    queued_at_s: when interactive requests last waited for too long. warned: nothing worse than that
+    has made the share fall since it was whole.
+    """
 
     moved_at_s: float = -math.inf
     rose: bool = False
     dwell_s: float = FIRST_DWELL_S
+    queued_at_s: float = -math.inf
+    warned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,7 @@ class Served:
     """How interactive work fares beside the share: since the last move, and in the last seconds.
 
     is_idle: there is no interactive work. has_borrowers: there is batch work, running or waiting.
+    oldest_waiting_s: how long the first in the queue of interactive requests has waited.
     """
 
     gaps: Attainment | None
@@ -46,6 +59,7 @@ class Served:
     first_tokens_just_now: Attainment | None
     is_idle: bool
     has_borrowers: bool
+    oldest_waiting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,7 @@ class Lending:
 
 def lend(given: LendingInput) -> Lending:
     """The share to set; the current one, within the spec's bound, when nothing asks for another."""
+    given = _noting_queue(given)
     current, state = min(given.current, given.max_share), given.state
     rested_s = given.now_s - state.moved_at_s
     to_take = current > 0 and given.served.has_borrowers
@@ -78,29 +93,81 @@ def lend(given: LendingInput) -> Lending:
         return _moved(given, 0.0, alarm)
     missed = _missed(given)
     if to_take and missed and given.settled and rested_s >= SETTLE_S:
-        lower = math.floor(current * 10) / 20  # half of it, on a grid of 0.05
         reason = f"{missed}, step tokens and batch size are at their limits"
-        return _moved(given, lower if lower >= LEAST_SHARE else 0.0, reason)
-    if current < given.max_share and not missed and given.may_grow:
-        dwell_s = state.dwell_s * (1 if _is_certain(given.served) else 2)
-        if rested_s >= dwell_s and _is_met(given):
-            higher = min(given.max_share, round(current + RAISE, 2))
-            return _moved(given, higher, f"objectives met for {dwell_s:.0f} s")
+        return _moved(given, _half(current), reason)
+    if to_take and _queues(given) and rested_s >= SETTLE_S:
+        return _moved(given, _half(current), _said_of_queue(given), is_warning=True)
+    if current < given.max_share and given.may_grow and (given.served.is_idle or not missed):
+        if raised := _raised(given, current, rested_s):
+            return raised
     if current == given.max_share and rested_s >= LONGEST_DWELL_S:
         state = replace(state, dwell_s=FIRST_DWELL_S)
     return Lending(current, "bounds of the spec", state)
+
+
+def _raised(given: LendingInput, current: float, rested_s: float) -> Lending | None:
+    state = given.state
+    if given.served.is_idle:  # there is nobody to take it from
+        if rested_s < SETTLE_S * state.dwell_s / FIRST_DWELL_S:
+            return None
+        return _moved(given, given.max_share, "no interactive work")
+    if state.warned:
+        short_s = given.now_s - state.queued_at_s
+        if min(short_s, rested_s) < QUEUE_DWELL * state.dwell_s:
+            return None
+        higher = min(given.max_share, max(2 * current, LEAST_SHARE))
+        return _moved(given, higher, f"no long queue for {short_s:.0f} s", is_warning=True)
+    dwell_s = state.dwell_s * (1 if _is_certain(given.served) else 2)
+    if rested_s < dwell_s or not _is_met(given):
+        return None
+    higher = min(given.max_share, round(current + RAISE, 2))
+    return _moved(given, higher, f"objectives met for {dwell_s:.0f} s")
+
+
+def _half(share: float) -> float:
+    """On a grid of 0.05; nothing rather than next to nothing."""
+    lower = math.floor(share * 10) / 20
+    return lower if lower >= LEAST_SHARE else 0.0
+
+
+def _noting_queue(given: LendingInput) -> LendingInput:
+    if not _queues(given):
+        return given
+    return replace(given, state=replace(given.state, queued_at_s=given.now_s))
+
+
+def _queues(given: LendingInput) -> bool:
+    threshold_s = given.slo.time_to_first_token.threshold_s
+    return given.served.oldest_waiting_s > QUEUE_SHARE * threshold_s
+
+
+def _said_of_queue(given: LendingInput) -> str:
+    threshold_s = given.slo.time_to_first_token.threshold_s
+    waited_s = given.served.oldest_waiting_s
+    return f"a request has waited {waited_s:.1f} s of the {threshold_s:.1f} s to its first token"
 
 
 def first_tokens_missed(served: Served, slo: Slo) -> bool:
     return _is_missed(served.first_tokens, slo.time_to_first_token)
 
 
-def _moved(given: LendingInput, share: float, reason: str) -> Lending:
+def _moved(given: LendingInput, share: float, reason: str, is_warning: bool = False) -> Lending:
     state = given.state
     dwell_s = state.dwell_s
     if share < given.current and state.rose:
         dwell_s = min(LONGEST_DWELL_S, 2 * dwell_s)
-    return Lending(share, reason, LendingState(given.now_s, share > given.current, dwell_s))
+    whole = given.current == given.max_share
+    return Lending(
+        share,
+        reason,
+        LendingState(
+            moved_at_s=given.now_s,
+            rose=share > given.current,
+            dwell_s=dwell_s,
+            queued_at_s=state.queued_at_s,
+            warned=is_warning and (whole or state.warned),
+        ),
+    )
 
 
 def _alarm(given: LendingInput) -> str | None:

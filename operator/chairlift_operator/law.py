@@ -52,6 +52,7 @@ class Demand:
     num_running and num_waiting: requests of every class.
     context_tokens: mean resident KV tokens of a sequence.
     num_borrowing, num_borrowing_waiting: batch work on an interactive replica, part of the former.
+    oldest_own_waiting_s: how long the first of the others has waited to be scheduled.
     """
 
     num_running: float
@@ -59,6 +60,7 @@ class Demand:
     context_tokens: float | None = None
     num_borrowing: float = 0.0
     num_borrowing_waiting: float = 0.0
+    oldest_own_waiting_s: float = 0.0
 
     @property
     def num_own(self) -> float:

@@ -62,7 +62,8 @@ class Readings:
             first_tokens=self.first_since_lending,
             first_tokens_just_now=self.first_just_now,
             has_borrowers=self.demand.num_borrowing + self.demand.num_borrowing_waiting > 0,
-            is_idle=own == 0 and self.since_move is None and self.failure is None,
+            is_idle=own == 0 and self.failure is None,
+            oldest_waiting_s=self.demand.oldest_own_waiting_s,
         )
 
 
@@ -159,6 +160,7 @@ def demand_of(history: History, seen: ReplicaSnapshot, now_s: float) -> Demand:
         # An engine that does not tell classes apart is read as if all were interactive.
         num_borrowing=(batch.num_running or 0.0) if lends else 0.0,
         num_borrowing_waiting=(batch.num_waiting or 0.0) if lends else 0.0,
+        oldest_own_waiting_s=sample.of(seen.request_class).oldest_waiting_s or 0.0,
     )
 
 

@@ -80,11 +80,11 @@ def lending(
         ({"current": 0.4, "rested_s": 20.0}, 0.4, "bounds"),
         ({"current": 0.75}, 0.8, "objectives met"),
         ({"current": 0.4, "gaps": None, "first_tokens": None}, 0.4, "bounds"),
-        (
-            {"current": 0.0, "gaps": None, "first_tokens": None, "is_idle": True},
-            0.1,
-            "met for 30 s",
-        ),
+        ({"current": 0.0, "first_tokens": BAD, "is_idle": True}, 0.8, "no interactive work"),
+        ({"oldest_waiting_s": 0.2}, 0.4, "a request has waited 0.2 s of the 1.0 s"),
+        ({"oldest_waiting_s": 0.2, "settled": False}, 0.4, "a request has waited"),
+        ({"oldest_waiting_s": 0.2, "rested_s": 5.0}, 0.8, "bounds"),
+        ({"oldest_waiting_s": 0.05}, 0.8, "bounds"),
         ({"current": 0.4, "gaps": seen(0.0, 9, True)}, 0.5, "met for 60 s"),
         ({"current": 0.4, "gaps": seen(0.0, 9, True), "rested_s": 45.0}, 0.4, "bounds"),
     ],
@@ -95,6 +95,18 @@ def test_the_share_falls_for_a_reason_and_comes_back_after_a_rest(
     outcome = lending(**given_)
     assert outcome.share == share
     assert reason in outcome.reason
+
+
+def test_a_share_that_fell_for_a_queue_alone_is_whole_again_soon_after_the_queue_is_gone() -> None:
+    fine = Served(GOOD, GOOD, GOOD, GOOD, is_idle=False, has_borrowers=True)
+    here = LendingInput(0.8, 0.8, fine, Slo(), True, True, LendingState(), now_s=1000.0)
+    fell = lend(replace(here, served=replace(fine, oldest_waiting_s=0.3)))
+    assert fell.share == 0.4
+    shares = {}
+    for after_s in (5, 15, 20, 25):
+        later = replace(here, current=0.4, state=fell.state, now_s=1000.0 + after_s)
+        shares[after_s] = lend(later).share
+    assert shares == {5: 0.4, 15: 0.4, 20: 0.8, 25: 0.8}
 
 
 def test_a_share_that_had_to_fall_again_rests_longer_each_time() -> None:
