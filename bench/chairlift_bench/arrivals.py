@@ -6,7 +6,7 @@ Knows nothing of text or servers. `prompts` fills the lengths with words, `load`
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -48,6 +48,27 @@ def with_lengths_divided(
     return [
         _shortened(arrival, model_length_tokens, prompt_divisor, output_divisor)
         for arrival in arrivals
+    ]
+
+
+def at_mean_rate(
+    arrivals: Sequence[Arrival], requests_per_s: float, duration_s: float
+) -> list[Arrival]:
+    """The trace's first `requests_per_s * duration_s` requests, time stretched to last duration_s.
+
+    Every gap is multiplied by the same factor, so bursts and lulls keep their relative size.
+    """
+    num_requests = max(1, round(requests_per_s * duration_s))
+    if num_requests >= len(arrivals):
+        raise ValueError(
+            f"{num_requests} requests and the gap after them are wanted, but the trace holds "
+            f"{len(arrivals)}: lower the rate or the duration"
+        )
+    start_s = arrivals[0].arrival_s
+    stretch = duration_s / (arrivals[num_requests].arrival_s - start_s)
+    return [
+        replace(arrival, arrival_s=(arrival.arrival_s - start_s) * stretch)
+        for arrival in arrivals[:num_requests]
     ]
 
 

@@ -119,7 +119,7 @@ def method_lines(plan: RushPlan) -> list[str]:
         f"{1e3 * costs.prefill_s:.2f} ms per prompt token here (typical error of the fit "
         f"{100 * plan.calibration.misfit:.0f} %); a stream alone has gaps of "
         f"{1e3 * plan.calibration.gap_s:.0f} ms.",
-        f"Objectives from that by docs/decisions/0006: {thresholds(load.slo)}.",
+        f"Objectives from that by docs/decisions/0007: {thresholds(load.slo)}.",
         f"Capacity inside the objectives: {plan.requests_per_s:.2f} such requests/s; the rush "
         f"offers {load.requests_per_s(rush):.2f}/s, static batching finishes at most "
         f"{static.requests_per_s:.2f}/s.",

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from chairlift_bench.arrivals import (
     Arrival,
+    at_mean_rate,
     read_arrivals,
     with_lengths_divided,
 )
 from chairlift_bench.excerpt import busiest_start_s, cut
+
+TRACE = read_arrivals()[:300]
 
 
 def test_the_excerpt_is_twenty_busy_minutes_in_order() -> None:
@@ -52,3 +55,21 @@ def test_the_excerpt_is_cut_where_most_requests_arrive(tmp_path: Path) -> None:
     # The last possible start, 2,390 s, has one request and so has the first: the first wins.
     assert cut(source, target) == 1
     assert target.read_text() == "arrival_s,context_tokens,generated_tokens\n0.000,100,10\n"
+
+
+@given(st.floats(0.05, 2), st.floats(30, 120))
+def test_stretched_time_has_the_wanted_mean_and_the_traces_shape(
+    requests_per_s: float, duration_s: float
+) -> None:
+    scaled = at_mean_rate(TRACE, requests_per_s, duration_s)
+    assert len(scaled) == max(1, round(requests_per_s * duration_s))
+    assert scaled[0].arrival_s == 0 and scaled[-1].arrival_s <= duration_s
+    factor = duration_s / (TRACE[len(scaled)].arrival_s - TRACE[0].arrival_s)
+    for before, after in zip(TRACE, scaled, strict=False):
+        assert after.arrival_s == pytest.approx((before.arrival_s - TRACE[0].arrival_s) * factor)
+        assert after.prompt_tokens == before.prompt_tokens
+
+
+def test_asking_for_more_than_the_trace_holds_says_so() -> None:
+    with pytest.raises(ValueError, match="lower the rate or the duration"):
+        at_mean_rate(read_arrivals(), requests_per_s=100, duration_s=1000)
