@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FIELDS = {
-    "batchSize": "batch size",
-    "stepTokens": "step tokens",
-    "batchShare": "batch share",
-}
+from chairlift_operator.decisions import WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +101,14 @@ class JournalTail:
 
 
 def _change(decision: dict[str, Any], now_s: float) -> Change:
-    name, before, after = decision["field"], decision["before"], decision["after"]
+    before, after = decision["before"], decision["after"]
+    name = WORDS.get(decision["field"], decision["field"])
     said = f"{before}→{after}" if before != after else f"{after} kept"
     return Change(
         at_s=now_s,
-        field=FIELDS.get(name, name),
+        field=name,
         before=before,
         after=after,
         enforced=decision["enforced"],
-        sentence=f"{FIELDS.get(name, name)} {said}: {decision['reason']}",
+        sentence=f"{name} {said}: {decision['reason']}",
     )

@@ -1,6 +1,6 @@
 """`chairlift local` as a child process, started and stopped as a user would.
 
-Knows its command line and its "ready:" line. `ride` and the benchmarks call it.
+Knows its command line, its "ready:" line and the model it needs. `ride` and the benchmarks call it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from chairlift_cli.die_with_parent import bound
+from chairlift_cli.model_command import run_model_get
+from chairlift_operator.spec import InferencePool
 
 READY: Final = "ready: "
 # Above the supervisor's own drain time, so that it is the supervisor that ends its children.
@@ -25,6 +27,13 @@ STOP_S: Final = 60.0
 
 class LocalServerFailed(Exception):
     """`chairlift local` ended when it should not have; the message holds what it said."""
+
+
+def ensure_model(pool: InferencePool) -> None:
+    """Put a cache:// model into the cache unless it is there."""
+    name = pool.spec.model.source.removeprefix("cache://")
+    if pool.spec.runtime.engine == "chairlift" and name != pool.spec.model.source:
+        run_model_get(name)
 
 
 @asynccontextmanager

@@ -30,13 +30,12 @@ from chairlift_bench.arrivals import (
 )
 from chairlift_bench.journal_tail import JournalTail
 from chairlift_bench.load import Load, PlannedRequest
-from chairlift_bench.local_server import LocalServerFailed, local_server
+from chairlift_bench.local_server import LocalServerFailed, ensure_model, local_server
 from chairlift_bench.outcomes import Outcome, Slo, Summary
 from chairlift_bench.prompts import REPOSITORY, PromptBook
 from chairlift_bench.ride_view import RideView, changes_table, summary_table
 from chairlift_cli.errors import CliError
 from chairlift_cli.local import read_pool
-from chairlift_cli.model_command import run_model_get
 from chairlift_operator.spec import InferencePool
 
 LOAD_SHARE: Final = 0.5
@@ -88,13 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"claim ride_failed_requests {found.num_failed}")
     print(f"claim ride_policy_changes {journal.num_policy_changes}")
     return 1 if found.num_failed else 0
-
-
-def ensure_model(pool: InferencePool) -> None:
-    """Put a cache:// model into the cache unless it is there."""
-    name = pool.spec.model.source.removeprefix("cache://")
-    if pool.spec.runtime.engine == "chairlift" and name != pool.spec.model.source:
-        run_model_get(name)
 
 
 async def _ride(

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift_bench import rush_formula
-from chairlift_bench.local_server import LocalServerFailed
+from chairlift_bench.local_server import LocalServerFailed, ensure_model
 from chairlift_bench.prompts import REPOSITORY
 from chairlift_bench.rush_figures import (
     Claim,
@@ -38,8 +38,6 @@ from chairlift_bench.rush_run import RunKind, RunRecord, run_once
 from chairlift_bench.step_calibration import CalibrationFailed
 from chairlift_cli.errors import CliError
 from chairlift_cli.local import read_pool
-from chairlift_cli.model_command import run_model_get
-from chairlift_operator.spec import InferencePool
 
 KINDS = (RunKind.STATIC, RunKind.FIXED, RunKind.TUNED)
 FAILURES = (CliError, LocalServerFailed, CalibrationFailed, aiohttp.ClientError, ValueError)
@@ -82,13 +80,6 @@ def prepare(options: Options) -> None:
     pool = read_pool(options.pool_file, options.settings)
     options.folder.mkdir(parents=True, exist_ok=True)
     ensure_model(pool)
-
-
-def ensure_model(pool: InferencePool) -> None:
-    """Put a cache:// model into the cache unless it is there."""
-    name = pool.spec.model.source.removeprefix("cache://")
-    if pool.spec.runtime.engine == "chairlift" and name != pool.spec.model.source:
-        run_model_get(name)
 
 
 async def _one_round(options: Options) -> tuple[RushPlan, list[RunRecord]]:

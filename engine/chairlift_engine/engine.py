@@ -79,18 +79,12 @@ class Engine:
 
     def request_policy(self, policy: Policy) -> Future[Policy]:
         """Resolves to the policy in force, or raises StalePolicy or PolicyOutOfRange."""
-        done: Future[Policy] = Future()
 
-        def apply() -> None:
-            try:
-                self.scheduler.set_policy(policy)
-            except ValueError as error:
-                done.set_exception(error)
-            else:
-                done.set_result(policy)
+        def take(scheduler: Scheduler) -> Policy:
+            scheduler.set_policy(policy)
+            return policy
 
-        self._commands.put(apply)
-        return done
+        return self.request_snapshot(take)
 
     def request_snapshot(self, read: Callable[[Scheduler], T]) -> Future[T]:
         """Run `read` between two steps, where the scheduler's state is consistent."""

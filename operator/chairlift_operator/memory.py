@@ -57,7 +57,6 @@ class ReplicaMemory:
     model: StepTimeModel = StepTimeModel()
     learned_at_s: float = -math.inf
     wanted: Policy | None = None
-    pushed_at_s: float = -math.inf
     num_unverified: int = 0
     last_good: Knobs | None = None
     recommended: Knobs | None = None

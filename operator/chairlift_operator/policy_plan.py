@@ -169,7 +169,7 @@ def _enforce(
     before = memory.wanted or told
     latest = memory.history.latest
     tuning = replace(memory.tuning, moved_at_s=latest.at_s if latest else here.now_s)
-    memory = replace(memory, wanted=policy, pushed_at_s=here.now_s, tuning=tuning)
+    memory = replace(memory, wanted=policy, tuning=tuning)
     report = replace(
         report,
         batch_size=policy.batch_size,
