@@ -13,6 +13,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the model's length
     ABORT = "abort"  # the client left, or the server gave up
     ERROR = "error"  # the forward pass failed
+    MEMORY = "out_of_memory"  # its step did not fit into memory; the engine goes on
+    QUEUE_TIMEOUT = "queue_timeout"  # not started in its time
+    DEADLINE = "deadline"  # started, and not finished in its time
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is all that was asked for."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,10 @@ class Request:
         "first_token_s",
         "id",
         "last_token_s",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
+        "num_prefill_chunks",
         "num_prompt_tokens",
         "num_times_passed",
         "request_class",
@@ -76,6 +86,8 @@ class Request:
         self.last_token_s: float | None = None
         self.block_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_prefill_chunks = 0
         self.num_preemptions = 0
         self.num_times_passed = 0
 

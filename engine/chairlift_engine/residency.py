@@ -8,6 +8,7 @@ recomputed later (vLLM, SOSP'23). Knows no budget and no time; called by `schedu
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,12 @@ INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
 
 
 @dataclass(frozen=True, slots=True)
+class TenantGauge:
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     """The state between two steps, by class where it differs."""
 
@@ -29,6 +36,10 @@ class Gauges:
     oldest_arrival_s: dict[RequestClass, float | None]  # of the waiting ones
     waiting_prefill_tokens: int
     num_free_blocks: int
+    num_cached_blocks: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    tenants: dict[str, TenantGauge] | None = None
 
 
 class Residency:
@@ -142,7 +153,13 @@ class Residency:
             oldest_arrival_s={c: queue[0].arrival_s if queue else None for c, queue in queues},
             waiting_prefill_tokens=self._waiting_prefill_tokens,
             num_free_blocks=self.blocks.num_free,
+            tenants=self._tenant_gauges(),
         )
+
+    def _tenant_gauges(self) -> dict[str, TenantGauge]:
+        running = Counter(r.tenant for r in self.running)
+        waiting = Counter(r.tenant for queue in self.waiting.values() for r in queue)
+        return {t: TenantGauge(running[t], waiting[t]) for t in running | waiting}
 
     def _victim_for(self, request: Request) -> Request:
         """Batch work before interactive, then least computed work; never the oldest of its class,

@@ -15,9 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift_engine import request as requests
 from chairlift_engine.clock import Clock
+from chairlift_engine.engine import StepSums
 from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
 from chairlift_engine.server import errors
-from chairlift_engine.server.body_reader import parse_object, receive_body
+from chairlift_engine.server.body_reader import parse_object
 from chairlift_engine.server.errors import ApiError
 from chairlift_engine.server.origin import same_secret
 from chairlift_engine.server.replica import Replica, Serving
@@ -58,7 +59,9 @@ def _add_policy(app: FastAPI, replica: Replica) -> None:
     async def write_policy(request: Request) -> Response:
         serving = replica.serving
         try:
-            policy = Policy.from_json(parse_object(await receive_body(request)))
+            with replica.bodies.body() as held:
+                await held.receive(request)
+                policy = Policy.from_json(parse_object(held.raw))
             await serving.answered(serving.engine.request_policy(policy))
         except (PolicyError, PolicyOutOfRange) as error:
             raise ApiError(400, str(error), code="invalid_policy") from None
@@ -68,19 +71,19 @@ def _add_policy(app: FastAPI, replica: Replica) -> None:
 
 
 def _policy_answer(serving: Serving) -> Json:
-    """A policy is accepted when it is in force, so what is desired is effective too.
+    """What is effective may fall short of what is desired: a step ran out of memory.
 
     `observed` may exceed both for a while: a lowered batch size drains.
     """
-    gauges = serving.bridge.gauges
-    policy = serving.policy.to_json()
+    gauges, scheduler = serving.bridge.gauges, serving.engine.scheduler
     return {
-        "desired": policy,
-        "effective": policy,
+        "desired": scheduler.desired.to_json(),
+        "effective": scheduler.policy.to_json(),
         "observed": {
             "num_running": gauges.num_running,
             "num_waiting": gauges.num_waiting,
             "free_kv_tokens": gauges.num_free_blocks * serving.capacity.block_tokens,
+            "last_step": _step(serving.bridge.last_step),
         },
         "capacity": {
             "batch_size": serving.capacity.batch_size,
@@ -89,6 +92,20 @@ def _policy_answer(serving: Serving) -> Json:
             "block_tokens": serving.capacity.block_tokens,
             "model_length_tokens": serving.capacity.model_length_tokens,
         },
+    }
+
+
+def _step(sums: StepSums | None) -> Json | None:
+    """What the last step really used; its generation says under which policy."""
+    if sums is None:
+        return None
+    return {
+        "generation": sums.generation.to_json(),
+        "batch_size": sums.num_seqs,
+        "step_tokens": sums.num_decode_seqs + sums.num_prefill_tokens,
+        "num_decode_seqs": sums.num_decode_seqs,
+        "num_prefill_tokens": sums.num_prefill_tokens,
+        "step_s": sums.step_s,
     }
 
 
