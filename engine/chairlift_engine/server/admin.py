@@ -5,23 +5,22 @@ Without a token file nobody has that token, and every call is refused.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chairlift_engine import request as requests
 from chairlift_engine.clock import Clock
 from chairlift_engine.engine import StepSums
-from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
+from chairlift_engine.scheduler import PolicyOutOfRange, StalePolicy
 from chairlift_engine.server import errors
 from chairlift_engine.server.body_reader import parse_object
 from chairlift_engine.server.errors import ApiError
 from chairlift_engine.server.origin import same_secret
 from chairlift_engine.server.replica import Replica, Serving
+from chairlift_engine.server.state import page, state_of
 from chairlift_protocol import wire
 from chairlift_protocol.policy import Policy, PolicyError
 
@@ -39,13 +38,16 @@ def admin_app(replica: Replica, admin_token: str | None, clock: Clock) -> ASGIAp
         return JSONResponse({"draining": True, "num_left": replica.num_in_flight})
 
     @app.get(wire.ADMIN_STATE_PATH)
-    async def state() -> Response:
+    async def state(request: Request) -> Response:
         serving = replica.serving
-        read = partial(_state, now_s=clock.now_s())
+        read = partial(state_of, now_s=clock.now_s())
         body = await serving.answered(serving.engine.request_snapshot(read))
         heartbeat_age_s = clock.now_s() - serving.engine.heartbeat_s
         known = {"draining": replica.draining, "num_in_flight": replica.num_in_flight}
-        return JSONResponse({**known, "heartbeat_age_s": round(heartbeat_age_s, 3), **body})
+        body = {**known, "heartbeat_age_s": round(heartbeat_age_s, 3), **body}
+        if "text/plain" in request.headers.get("accept", ""):
+            return PlainTextResponse(page(body))
+        return JSONResponse(body)
 
     return _Guard(app, admin_token)
 
@@ -106,35 +108,6 @@ def _step(sums: StepSums | None) -> Json | None:
         "num_decode_seqs": sums.num_decode_seqs,
         "num_prefill_tokens": sums.num_prefill_tokens,
         "step_s": sums.step_s,
-    }
-
-
-def _state(scheduler: Scheduler, now_s: float) -> Json:
-    """Read between two steps, on the engine's thread."""
-    residency = scheduler.residency
-    return {
-        "policy": scheduler.policy.to_json(),
-        "capacity": asdict(scheduler.capacity),
-        "num_free_blocks": residency.blocks.num_free,
-        "running": [_progress(request, now_s) for request in residency.running],
-        "waiting": [
-            _progress(request, now_s) for queue in residency.waiting.values() for request in queue
-        ],
-    }
-
-
-def _progress(request: requests.Request, now_s: float) -> Json:
-    return {
-        "id": request.id,
-        "class": request.request_class,
-        "tenant": request.tenant,
-        "age_s": round(now_s - request.arrival_s, 3),
-        "num_prompt_tokens": request.num_prompt_tokens,
-        "num_computed_tokens": request.num_computed_tokens,
-        "num_output_tokens": request.num_output_tokens,
-        "max_tokens": request.sampling.max_tokens,
-        "num_blocks": len(request.block_ids),
-        "num_preemptions": request.num_preemptions,
     }
 
 
