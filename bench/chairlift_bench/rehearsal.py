@@ -149,7 +149,8 @@ class Rehearsal:
             self._sent[name] = arrival, at_s, request_class
             self._times_s[name] = []
             sampling = SamplingParams(max_tokens=arrival.output_tokens)
-            prompt = [1] * arrival.prompt_tokens
+            # Its own first token: nothing of it is found in the prefix cache.
+            prompt = [len(self._sent), *[1] * (arrival.prompt_tokens - 1)]
             self._scheduler.add(Request(name, prompt, sampling, at_s, request_class))
 
     def _step(self, now_s: float, next_tick_s: float) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from chairlift_engine.clock import Clock
 from chairlift_engine.engine import Engine, StepReport, StepSums
 from chairlift_engine.request import FinishReason, Request
-from chairlift_engine.residency import Gauges
+from chairlift_engine.residency import Gauges, TenantGauge
 from chairlift_engine.server import timeline
 from chairlift_engine.server.errors import RETRY_AFTER_S
 from chairlift_engine.server.metrics import Metrics
@@ -71,12 +71,17 @@ class Bridge:
             oldest_s[request.request_class] = min(
                 request.arrival_s, request.arrival_s if before_s is None else before_s
             )
+        tenants = dict(seen.tenants or {})
+        for request in self._unseen:
+            before = tenants.get(request.tenant, TenantGauge(0, 0))
+            tenants[request.tenant] = replace(before, num_waiting=before.num_waiting + 1)
         unseen_tokens = sum(r.num_prompt_tokens for r in self._unseen)
         return replace(
             seen,
             num_waiting=num_waiting,
             oldest_arrival_s=oldest_s,
             waiting_prefill_tokens=seen.waiting_prefill_tokens + unseen_tokens,
+            tenants=tenants,
         )
 
     @property
