@@ -77,6 +77,31 @@ def test_an_order_that_does_not_fit_as_a_whole_is_refused_as_a_whole(full) -> No
     assert full.serving.bridge.num_open <= everything_open
 
 
+def test_a_tenant_at_its_cap_is_429_with_retry_after_and_others_are_not(
+    start_engine, eventually
+) -> None:
+    engine = start_engine(batch_size=2)
+    policy = engine.admin.get("/admin/policy").json()["desired"]
+    policy |= {"generation": [1, 0], "tenants": {"greedy": {"slots": 1, "waiting": 1}}}
+    assert engine.admin.patch("/admin/policy", content=json.dumps(policy)).status_code == 200
+    engine.runner.hold()
+    for number in range(2):  # one runs, one waits
+        engine.open_raw("/v1/completions", LONG, headers(tenant="greedy"))
+        eventually(lambda number=number: engine.serving.bridge.num_open == number + 1)
+        engine.runner.allow(1)
+    eventually(lambda: engine.server.replica.load.num_running == 1)
+    status, fields, body = answer_of(
+        engine.open_raw("/v1/completions", LONG, headers(tenant="greedy"))
+    )
+    assert (status, json.loads(body)["error"]["code"]) == (429, "tenant_queue_full")
+    assert json.loads(body)["error"]["type"] == "rate_limit_error"
+    assert int(fields["retry-after"]) >= 1
+    assert refused(engine, "tenant_queue_full") == 1
+    engine.runner.release()
+    modest = engine.open_raw("/v1/completions", LONG, headers(tenant="modest"))
+    assert answer_of(modest)[0] == 200
+
+
 def test_without_a_queue_free_slots_are_still_used(start_engine) -> None:
     engine = start_engine(bounds=Bounds(max_waiting=0))
     assert engine.complete(["a"] * 4).status_code == 200

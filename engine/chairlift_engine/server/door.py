@@ -14,7 +14,7 @@ from typing import Final
 
 from chairlift_engine.clock import Clock
 from chairlift_engine.request import FinishReason, Request
-from chairlift_engine.residency import Gauges
+from chairlift_engine.residency import TenantGauge
 from chairlift_engine.server import errors
 from chairlift_engine.server.bridge import Bridge
 from chairlift_engine.server.metrics import Metrics
@@ -46,20 +46,22 @@ class Door:
     def check(self, origin: Origin, num_requests: int = 1) -> None:
         """Raise ApiError when so many requests more would be too many."""
         gauges = self._bridge.gauges
-        self._check_tenant(origin.tenant, num_requests, gauges)
-        num_waiting = gauges.num_waiting[origin.request_class]
+        # What finds a free slot only passes through the queue.
         num_free_slots = self._bridge.policy.batch_size - sum(gauges.num_running.values())
-        if num_waiting + num_requests > self._bounds.max_waiting + max(0, num_free_slots):
+        num_free_slots = max(0, num_free_slots)
+        num_waiting = gauges.num_waiting[origin.request_class]
+        if num_waiting + num_requests > self._bounds.max_waiting + num_free_slots:
             raise errors.queue_full(num_waiting, self._bridge.retry_after_s)
-
-    def _check_tenant(self, tenant: str, num_requests: int, gauges: Gauges) -> None:
-        policy = self._bridge.policy.tenants.get(tenant)
+        policy = self._bridge.policy.tenants.get(origin.tenant)
         if policy is None or policy.waiting is None:
             return
-        known = (gauges.tenants or {}).get(tenant)
-        num_waiting = 0 if known is None else known.num_waiting
-        if num_waiting + num_requests > policy.waiting:
-            raise errors.tenant_queue_full(tenant, policy.waiting, self._bridge.retry_after_s)
+        own = (gauges.tenants or {}).get(origin.tenant) or TenantGauge(0, 0)
+        if policy.slots is not None:
+            num_free_slots = max(0, min(num_free_slots, policy.slots - own.num_running))
+        if own.num_waiting + num_requests > policy.waiting + num_free_slots:
+            raise errors.tenant_queue_full(
+                origin.tenant, policy.waiting, self._bridge.retry_after_s
+            )
 
     @contextmanager
     def timed(self, requests: Sequence[Request], origin: Origin) -> Iterator[None]:
