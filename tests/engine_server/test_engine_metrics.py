@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-
 import re
 from collections import Counter
 
@@ -48,7 +47,7 @@ def test_the_exposition_passes_what_promtool_checks(engine) -> None:
         seen = [(s.name, tuple(sorted(s.labels.items()))) for s in family.samples]
         assert len(seen) == len(set(seen)), family.name
         for name, labels in seen:
-            assert re.fullmatch(r"[a-z]+[:_][a-z][a-z_]*[a-z]", name)
+            assert re.fullmatch(r"[a-z]+[:_][a-z][a-z0-9_]*[a-z]", name)
             # No camel case, no unit but the base one, no label that a type reserves.
             assert not re.search(r"(milliseconds|minutes|hours|kilobytes|percent)", name)
             reserved = {"le"} if family.type == "histogram" else set()
@@ -73,9 +72,7 @@ def test_histograms_are_cumulative_and_end_with_infinity(engine) -> None:
             assert bounds == sorted(set(bounds)) and buckets[-1][0] == "+Inf", family.name
             counts = [value for _, value in buckets]
             assert counts == sorted(counts)
-            assert counts[-1] == next(
-                s.value for s in family.samples if s.name.endswith("_count")
-            )
+            assert counts[-1] == next(s.value for s in family.samples if s.name.endswith("_count"))
 
 
 def test_tenants_have_a_bounded_number_of_series(engine, eventually) -> None:

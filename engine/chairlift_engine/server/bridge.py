@@ -47,8 +47,7 @@ class Bridge:
     def connect(self, engine: Engine) -> None:
         self._engine = engine
         self._gauges = engine.scheduler.residency.gauges()
-        scheduler = engine.scheduler
-        self._metrics.observe_gauges(self.gauges, scheduler.desired, scheduler.policy)
+        self.render_metrics()
 
     @property
     def policy(self) -> Policy:
@@ -92,6 +91,12 @@ class Bridge:
             return RETRY_AFTER_S
         num_waiting = sum(self.gauges.num_waiting.values())
         return math.ceil(min(max(num_waiting / rate_per_s, 1), MOST_RETRY_AFTER_S))
+
+    def render_metrics(self) -> bytes:
+        """Gauges as of now, also when the engine is in a long step and has reported nothing."""
+        scheduler = self._engine.scheduler
+        self._metrics.observe_gauges(self.gauges, scheduler.desired, scheduler.policy)
+        return self._metrics.render()
 
     def open(self, stream: TextStream) -> None:
         """Queue a stream's request; the stream is fed until it ends."""
@@ -142,7 +147,6 @@ class Bridge:
         self._gauges = report.gauges
         self._forget_seen(report.gauges)
         self._metrics.observe_report(report)
-        self._metrics.observe_gauges(self.gauges, report.desired, report.policy)
 
     def _feed(self, request: Request, token_id: int, reason: FinishReason | None) -> None:
         stream = self._streams.get(request.id)

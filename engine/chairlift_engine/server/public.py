@@ -105,7 +105,7 @@ def _add_health(app: FastAPI, replica: Replica) -> None:
 
     @app.get(wire.METRICS_PATH)
     async def metrics() -> Response:
-        return Response(replica.serving.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(replica.serving.bridge.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
 class _Stamp:

@@ -102,6 +102,7 @@ def _table(columns: Sequence[str], rows: Sequence[dict[str, str]]) -> list[str]:
     cells = [columns, *([row[column] for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
