@@ -27,6 +27,9 @@ def parser() -> argparse.ArgumentParser:
     add("--batch-size", type=_positive, default=32, help="most running sequences, ever")
     add("--step-tokens", type=_positive, default=512, help="most tokens of one step, ever")
     add("--kv-tokens", type=_positive, help="KV cache, in tokens; default: what memory allows")
+    add(
+        "--share-prefixes", action="store_true", help="let tenants find each other's prompts cached"
+    )
     add("--policy-file", type=Path, help="JSON of the first policy; default: all of the capacity")
     add("--admin-token-file", type=Path, help="without it every admin call is refused")
     add("--internal-token-file", type=Path, help="without it no gateway header is believed")

@@ -155,8 +155,25 @@ def test_greedy_tokens_equal_generate_whatever_else_is_in_the_batch(
     if not by_kernel:
         ride._runner.pool.ops = None
     assert ride.run([request(str(i), p) for i, p in enumerate(prompts)]) == expected
+    again = [request(str(i), p) for i, p in enumerate(prompts)]  # some of it is cached by now
+    assert ride.run(again) == expected
+    assert sum(r.num_cached_tokens for r in again) > 0
     assert ride.num_preemptions > 0
     assert ride.num_later_chunks > 0
+    assert ride.num_mixed_steps > 0
+
+
+def test_greedy_tokens_of_prompts_that_begin_alike_equal_generate(
+    prompts: list[list[int]], tiny_model: Callable[[str], transformers.PreTrainedModel]
+) -> None:
+    model = tiny_model("llama")
+    long = prompts[5]
+    alike = [long[:cut] + prompts[i] for i, cut in enumerate((64, 64, 100, 120, 16, 48))]
+    alike += [long, long, long[:64], long[:65]]  # whole prompts, of a block multiple and one more
+    ride = Ride(prepare_model(model), num_blocks=30)
+    requests = [request(str(i), prompt) for i, prompt in enumerate(alike)]
+    assert ride.run(requests) == [alone(model, prompt) for prompt in alike]
+    assert sum(r.num_cached_tokens >= 64 for r in requests) >= 4
     assert ride.num_mixed_steps > 0
 
 
