@@ -17,6 +17,7 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.draft import Draft
 from chairlift_engine.explain import Explanation, explain
 from chairlift_engine.guarantee import BatchGuarantee
+from chairlift_engine.live_policy import LivePolicy
 from chairlift_engine.memory_limit import MemoryLimit
 from chairlift_engine.pace import PrefillPause
 from chairlift_engine.prompts import PromptPass
@@ -27,14 +28,6 @@ from chairlift_engine.static_batching import StaticBatching
 from chairlift_engine.tenancy import OUTPUT_COST
 from chairlift_engine.yielding import grow
 from chairlift_protocol.policy import Policy
-
-
-class StalePolicy(ValueError):
-    """A policy whose generation is not newer than the one in force."""
-
-
-class PolicyOutOfRange(ValueError):
-    """A policy that the start-up capacity cannot hold."""
 
 
 class Refusal(NamedTuple):
@@ -71,13 +64,9 @@ class StepPlan:
 
 
 class Scheduler:
-    """desired: the policy as it was set; `policy` is what is in force, under the limit if any."""
-
     def __init__(self, capacity: Capacity, policy: Policy) -> None:
-        check_range(policy, capacity)
         self.capacity = capacity
-        self.desired = policy
-        self.limit: MemoryLimit | None = None
+        self._live = LivePolicy(capacity, policy)
         self.residency = Residency(capacity, policy)
         self._admission = Admission(self.residency)
         self._guarantee = BatchGuarantee(self.residency, self._admission)
@@ -88,8 +77,18 @@ class Scheduler:
         self._scheduled_s = 0.0
 
     @property
+    def desired(self) -> Policy:
+        """The policy as it was set."""
+        return self._live.desired
+
+    @property
     def policy(self) -> Policy:
+        """What is in force: less than desired while there is a limit."""
         return self.residency.policy
+
+    @property
+    def limit(self) -> MemoryLimit | None:
+        return self._live.limit
 
     def add(self, request: Request) -> None:
         """Queue a request that fits `Capacity.longest_prompt_tokens`; its id must be unused."""
@@ -106,20 +105,12 @@ class Scheduler:
 
         Raises StalePolicy or PolicyOutOfRange, and then changes nothing.
         """
-        if policy == self.desired:
-            return
-        if policy.generation <= self.desired.generation:
-            raise StalePolicy(
-                f"generation {policy.generation.to_json()} is not newer than "
-                f"{self.desired.generation.to_json()}, which is in force"
-            )
-        check_range(policy, self.capacity)
-        self.desired = policy
+        self._live.set(policy)
         self._use_policy()
 
     def set_limit(self, limit: MemoryLimit | None) -> None:
         """Keep the desired policy, but carry out no more than `limit` of it."""
-        self.limit = limit
+        self._live.limit = limit
         self._use_policy()
 
     def fail(self, plan: StepPlan) -> tuple[Request, ...]:
@@ -129,7 +120,7 @@ class Scheduler:
         return tuple(request for request in forgotten if request is not None)
 
     def _use_policy(self) -> None:
-        policy = self.desired if self.limit is None else self.limit.applied_to(self.desired)
+        policy = self._live.effective
         if policy.scheduling != self.policy.scheduling:
             self._static = StaticBatching(self.residency)
         self.residency.set_policy(policy)
@@ -329,21 +320,3 @@ class Scheduler:
 
 def _service_order(request: Request) -> tuple[bool, int]:
     return request.request_class is BATCH, request.number
-
-
-def check_range(policy: Policy, capacity: Capacity) -> None:
-    """Raise PolicyOutOfRange, naming the field and the capacity, unless the policy fits."""
-    for name, value, minimum, maximum in (
-        ("batch_size", policy.batch_size, 1, capacity.batch_size),
-        ("step_tokens", policy.step_tokens, capacity.block_tokens, capacity.step_tokens),
-        ("chunk_tokens", policy.chunk_tokens, capacity.block_tokens, capacity.step_tokens),
-    ):
-        if value < minimum:
-            raise PolicyOutOfRange(
-                f"{name}: {value} is below {minimum}, the least this engine can work with"
-            )
-        if value > maximum:
-            raise PolicyOutOfRange(
-                f"{name}: {value} is above this engine's capacity of {maximum}; lower it, or "
-                f"restart the engine with more"
-            )
