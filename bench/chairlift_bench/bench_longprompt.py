@@ -25,7 +25,7 @@ NUM_SHORT: Final = 100
 SHORT_TOKENS: Final = 64
 NUM_STREAMS: Final = 16
 STARTS_S: Final = 5.0  # by then all streams decode
-# Between two short prompts: none, or what leaves the engine three quarters busy without the long one.
+# Between two short prompts; the second leaves the engine half idle.
 SPACINGS_S: Final = {"at once": 0.0, "one by one": 0.025}
 PROFILE: Final = Profile(noise=0.0)
 # Step tokens as the controller sets them here for gaps of 18 ms: a full step takes nine tenths.

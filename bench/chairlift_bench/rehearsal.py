@@ -189,7 +189,7 @@ class Rehearsal:
                 self._replica.set_policy(action.policy)
 
     def _sample(self, policy: Policy) -> EngineSample:
-        scheduler = self._replica.scheduler
+        scheduler, now_s = self._replica.scheduler, self._replica.clock.now_s()
         counts, residency = self._counts, scheduler.residency
         gauges = residency.gauges()
         thresholds_ms = {"ttft": policy.slo.ttft_ms, "itl": policy.slo.itl_ms}
@@ -224,7 +224,7 @@ class Rehearsal:
                     num_waiting=float(gauges.num_waiting[request_class]),
                     oldest_waiting_s=0.0
                     if oldest_s is None
-                    else self._replica.clock.now_s() - oldest_s,
+                    else now_s - oldest_s,
                 )
                 for request_class, oldest_s in gauges.oldest_arrival_s.items()
             ),

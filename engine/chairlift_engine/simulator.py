@@ -18,9 +18,10 @@ from chairlift_engine.request import Request
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.simulator_profile import Fault, FaultKind, Profile, ProfileFile
 
-LETTERS: Final = b"etaoin shrdlu"
+# Ids of larger vocabularies hold these 13 bytes too, so that any tokenizer can decode the text.
+TEXT: Final = bytes(random.Random(0).choices(b"etaoin shrdlu", k=1 << 16))
 LEAST_NOISE: Final = 0.1  # no step takes less than this share of its mean time
-NUM_SEEDS_KEPT: Final = 4096
+NUM_PLACES_KEPT: Final = 4096
 
 
 class SimulatedCrash(RuntimeError):
@@ -43,7 +44,7 @@ class SimulatorRunner:
         self._started_s = clock.now_s()
         self._num_steps = 0
         self._suffered: set[Fault] = set()
-        self._text_seeds: dict[str, int] = {}
+        self._places: dict[str, int] = {}
 
     def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
         now_s = self._clock.now_s()
@@ -53,6 +54,7 @@ class SimulatorRunner:
         factor, stall_s = self._suffer(now_s - self._started_s) if self.profile.faults else (1, 0)
         num_decodes = num_tokens = kv_tokens = 0
         sampled: list[int] = []
+        places = self._places
         # Runs hundreds of thousands of times for an hour in virtual time: no property calls here.
         for request, start, chunk_tokens in chunks:
             end = start + chunk_tokens
@@ -61,7 +63,11 @@ class SimulatorRunner:
             if chunk_tokens == 1 and start > 0:
                 num_decodes += 1
             if end == len(request.token_ids):
-                sampled.append(self._pseudo_token(request, end))
+                place = places.get(request.id)
+                if place is None or end == request.num_prompt_tokens:  # an id may come again
+                    place = self._place_in_text(request)
+                num_output = end - request.num_prompt_tokens
+                sampled.append(TEXT[(place + num_output) % len(TEXT)])
         mean_s = self.profile.step_s(num_decodes, num_tokens - num_decodes, kv_tokens) * factor
         noise = self._random.gauss(1.0, self.profile.noise) if self.profile.noise else 1.0
         self._clock.sleep(mean_s * max(noise, LEAST_NOISE) + stall_s)
@@ -86,16 +92,10 @@ class SimulatorRunner:
                     raise MemoryError(f"simulated: out of memory at step {self._num_steps}")
         return factor, stall_s
 
-    def _pseudo_token(self, request: Request, num_tokens: int) -> int:
-        """The next letter of a text that the prompt alone determines (byte-level token ids).
-
-        Ids of larger vocabularies hold these 13 too, so that any tokenizer can decode the text.
-        """
-        num_output = num_tokens - request.num_prompt_tokens
-        seed = self._text_seeds.get(request.id)
-        if seed is None or num_output == 0:  # an id may come again, with another prompt
-            if len(self._text_seeds) >= NUM_SEEDS_KEPT:
-                self._text_seeds.clear()
-            prompt = request.token_ids[: min(request.num_prompt_tokens, 64)]
-            seed = self._text_seeds[request.id] = zlib.crc32(repr(prompt).encode())
-        return LETTERS[zlib.crc32(num_output.to_bytes(4), seed) % len(LETTERS)]
+    def _place_in_text(self, request: Request) -> int:
+        """Where in TEXT this request's tokens are read: its prompt alone determines it."""
+        if len(self._places) >= NUM_PLACES_KEPT:
+            self._places.clear()
+        prompt = request.token_ids[: min(request.num_prompt_tokens, 64)]
+        place = self._places[request.id] = zlib.crc32(repr(prompt).encode())
+        return place

@@ -60,8 +60,6 @@ def test_the_shorter_of_positions_and_max_length_holds(asked: int | None, got: i
             vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
         ),
         transformers.MptConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4),
-        transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4),
-        transformers.CodeGenConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4),
     ],
     ids=lambda config: config.model_type,
 )

@@ -66,6 +66,8 @@ MODELS: dict[str, tuple[type[transformers.PretrainedConfig], dict[str, Any]]] = 
     "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 TORCH_PATHS = ("llama", "mistral with a window", "gemma2 with window and softcap")
+# Without mixtral: when its router is in doubt another expert answers, and no logit says so.
+BF16_MODELS = ("llama", "qwen3", "gemma2 with window and softcap", "gpt-neox", "opt")
 # In bf16 two tokens may change places whose logits, given the same text before, differ by less than
 # this share of the largest logit: four steps of bf16's 8 bits.
 BF16_EPSILON = 4 / 256
@@ -196,7 +198,7 @@ def test_greedy_tokens_equal_generate_whatever_else_is_in_the_batch(
     assert_rode_hard(ride)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", BF16_MODELS)
 def test_in_bf16_tokens_differ_from_generate_only_where_two_logits_are_nearly_equal(
     kind: str,
     prompts: list[list[int]],
@@ -208,7 +210,8 @@ def test_in_bf16_tokens_differ_from_generate_only_where_two_logits_are_nearly_eq
     got = ride.run([request(str(i), p) for i, p in enumerate(prompts)])
     num_alike = 0
     for prompt, ours, theirs in zip(prompts, got, expected, strict=True):
-        same = list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs)))
+        pairs = zip(ours, theirs, strict=True)
+        same = list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         num_alike += len(same)
         if len(same) < NUM_OUTPUT_TOKENS:
             assert doubt(reference, prompt + theirs[: len(same)]) < BF16_EPSILON
