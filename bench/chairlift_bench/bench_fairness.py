@@ -19,7 +19,7 @@ from chairlift_bench.virtual import Served, VirtualReplica, VirtualRequest
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import StepReport
 from chairlift_engine.simulator_profile import Profile
-from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_protocol.policy import Generation, Policy, SloThresholds, TenantPolicy
 
 NUM_IN_FLIGHT: Final = 30
 NUM_TURNS: Final = 200
@@ -30,7 +30,10 @@ WEIGHTS: Final = {"one": 1.0, "two": 2.0}
 CAPACITY: Final = Capacity(
     batch_size=16, step_tokens=256, num_blocks=4096, block_tokens=16, model_length_tokens=4096
 )
-POLICY: Final = Policy(Generation(0, 0), 16, 256, 256, 1.0, SloThresholds(1000.0, 100.0))
+POLICY: Final = Policy(
+    Generation(0, 0), 16, 256, 256, 1.0, SloThresholds(1000.0, 100.0),
+    tenants={tenant: TenantPolicy(weight) for tenant, weight in WEIGHTS.items()},
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,13 @@ class Flood:
 class Ride:
     """A replica on which floods go on and each of a chat's turns follows the one before."""
 
-    def __init__(self, floods: list[Flood], num_turns: int, policy: Policy = POLICY) -> None:
+    def __init__(self, floods: list[Flood], num_turns: int) -> None:
         self.chat: list[Served] = []
         self._floods = {flood.tenant: flood for flood in floods}
         self._num_turns = num_turns
         self._step_s = self._num_steps = 0.0
         self.replica = VirtualReplica(
-            CAPACITY, policy, Profile(), on_report=self._take, on_end=self._follow
+            CAPACITY, POLICY, Profile(), on_report=self._take, on_end=self._follow
         )
         for flood in floods:
             for _ in range(NUM_IN_FLIGHT):
