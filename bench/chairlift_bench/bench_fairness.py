@@ -8,6 +8,7 @@ then two tenants that both do, with weights 1 and 2. `make bench-fairness` calls
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -81,6 +82,7 @@ class Ride:
         self._floods = {flood.tenant: flood for flood in floods}
         self._num_turns = num_turns
         self._step_s = self._num_steps = 0.0
+        self.num_tokens: Counter[str] = Counter()
         self.replica = VirtualReplica(
             CAPACITY, POLICY, Profile(), on_report=self._take, on_end=self._follow
         )
@@ -105,6 +107,10 @@ class Ride:
         if report.sums is not None:
             self._step_s += report.sums.step_s
             self._num_steps += 1
+        for event in report.tokens:  # a prompt counts when it has been computed
+            is_first = event.gap_s is None
+            request = event.request
+            self.num_tokens[request.tenant] += request.num_prompt_tokens if is_first else 1
 
     def _follow(self, served: Served) -> None:
         now_s = self.replica.clock.now_s()
@@ -126,13 +132,13 @@ def extra_ttft_steps(num_turns: int = NUM_TURNS) -> tuple[Chat, Chat, float]:
 
 def sharing(duration_s: float = SHARING_S) -> Sharing:
     floods = [Flood(tenant, trace(1000 * number)) for number, tenant in enumerate(WEIGHTS)]
-    replica = Ride(floods, 0).replica
-    replica.run(WARM_UP_S)
-    before = dict(replica.num_computed_tokens)
-    replica.run(WARM_UP_S + duration_s)
+    ride = Ride(floods, 0)
+    ride.replica.run(WARM_UP_S)
+    before = ride.num_tokens.copy()
+    ride.replica.run(WARM_UP_S + duration_s)
     total = sum(WEIGHTS.values())
     return Sharing(
-        {t: replica.num_computed_tokens[t] - before[t] for t in WEIGHTS},
+        {t: ride.num_tokens[t] - before[t] for t in WEIGHTS},
         {t: weight / total for t, weight in WEIGHTS.items()},
     )
 

@@ -17,7 +17,6 @@ from chairlift_engine.clock import VirtualClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
 from chairlift_engine.request import Request, SamplingParams
-from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.scheduler import Scheduler
 from chairlift_engine.simulator import SimulatorRunner
 from chairlift_engine.simulator_profile import Profile
@@ -47,10 +46,7 @@ class Served:
 
 
 class VirtualReplica:
-    """Used once. Requests may be submitted at any time, also by `on_report` and `on_end`.
-
-    num_computed_tokens: of each tenant, prompt and output alike, recomputed ones included.
-    """
+    """Used once. Requests may be submitted at any time, also by `on_report` and `on_end`."""
 
     def __init__(
         self,
@@ -63,9 +59,8 @@ class VirtualReplica:
     ) -> None:
         self.clock = VirtualClock()
         self.served: list[Served] = []
-        self.num_computed_tokens: dict[str, int] = {}
-        self._runner = SimulatorRunner(profile, self.clock, seed)
-        self._engine = Engine(Scheduler(capacity, policy), self, self.clock, self._take)
+        runner = SimulatorRunner(profile, self.clock, seed)
+        self._engine = Engine(Scheduler(capacity, policy), runner, self.clock, self._take)
         self._on_report = on_report
         self._on_end = on_end
         self._due: list[tuple[float, int, VirtualRequest]] = []
@@ -113,13 +108,6 @@ class VirtualReplica:
         self._is_awake = False
         self._engine.step()
 
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
-        """The engine's runner is asked through here, to know who got what."""
-        computed = self.num_computed_tokens
-        for request, _, num_tokens in chunks:
-            computed[request.tenant] = computed.get(request.tenant, 0) + num_tokens
-        return self._runner.execute(chunks)
-
     def _arrive(self) -> None:
         now_s = self.clock.now_s()
         while self._due and self._due[0][0] <= now_s:
@@ -145,11 +133,12 @@ class VirtualReplica:
 
     def _take(self, report: StepReport) -> None:
         self._on_report(report)
+        is_open = self._open
         for event in report.tokens:
             if event.gap_s is not None:
-                self._open[event.request.id][1].append(event.gap_s)
+                is_open[event.request.id][1].append(event.gap_s)
             if event.finish_reason is not None:
-                request, gaps_s = self._open.pop(event.request.id)
+                request, gaps_s = is_open.pop(event.request.id)
                 served = Served(request, _outcome(event.request, request, gaps_s))
                 self.served.append(served)
                 self._on_end(served)

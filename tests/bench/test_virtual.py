@@ -21,8 +21,8 @@ STEADY = Profile(a_ms=10, b_ms=0, c_ms=0, d_ms=0, noise=0)
 
 
 def test_a_seed_gives_one_run_and_another_seed_another() -> None:
-    first, again, other = (bench_simulator.simulate(5.0, seed) for seed in (1, 1, 2))
-    assert replace(first, wall_s=0) == replace(again, wall_s=0)
+    first, again, other = (bench_simulator.simulate(10.0, seed) for seed in (1, 1, 2))
+    assert replace(first, wall_s=0, cpu_s=0) == replace(again, wall_s=0, cpu_s=0)
     assert first.digest != other.digest
     assert first.num_served == other.num_served > 30
 
@@ -44,10 +44,9 @@ def test_a_client_may_answer_to_an_end_with_its_next_request() -> None:
             replica.submit(replace(served.request, due_s=now_s + 1.0))
 
     replica = VirtualReplica(CAPACITY, POLICY, STEADY, on_end=follow)
-    replica.submit(VirtualRequest(0.0, 10, 2, tenant="a"))
+    replica.submit(VirtualRequest(0.0, 10, 2))
     dues_s = [s.request.due_s for s in replica.run()]
     assert dues_s == pytest.approx([0.0, 1.02, 2.04])
-    assert replica.num_computed_tokens == {"a": 3 * 11}
 
 
 def test_a_policy_that_lets_a_waiting_request_start_needs_no_other_event() -> None:

@@ -65,9 +65,9 @@ MODELS: dict[str, tuple[type[transformers.PretrainedConfig], dict[str, Any]]] = 
     "opt": (transformers.OPTConfig, {"ffn_dim": 128}),
     "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-TORCH_PATHS = ("llama", "mistral with a window", "gemma2 with window and softcap")
+TORCH_PATHS = ("mistral with a window", "gemma2 with window and softcap")
 # Without mixtral: when its router is in doubt another expert answers, and no logit says so.
-BF16_MODELS = ("llama", "qwen3", "gemma2 with window and softcap", "gpt-neox", "opt")
+BF16_MODELS = ("llama", "gemma2 with window and softcap", "gpt-neox")
 # In bf16 two tokens may change places whose logits, given the same text before, differ by less than
 # this share of the largest logit: four steps of bf16's 8 bits.
 BF16_EPSILON = 4 / 256
@@ -83,6 +83,7 @@ class Ride:
         self.scheduler = Scheduler(capacity, policy)
         self._engine = Engine(self.scheduler, self, VirtualClock(), self._take)
         self.num_mixed_steps = self.num_later_chunks = self.num_preemptions = 0
+        self.num_cached_tokens = 0
         self._finished: dict[str, list[int]] = {}
 
     def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
@@ -113,6 +114,7 @@ class Ride:
         for event in report.tokens:
             if event.finish_reason is not None:
                 request = event.request
+                self.num_cached_tokens += request.num_cached_tokens
                 self._finished[request.id] = request.token_ids[request.num_prompt_tokens :]
 
 
@@ -133,8 +135,11 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
+    """The last three begin like others: with all of one that ends inside a block, with all of one
+    that fills its last block, and with some blocks of a long one."""
     generator = torch.Generator().manual_seed(1)
-    return [torch.randint(3, 256, (n,), generator=generator).tolist() for n in PROMPT_TOKENS]
+    made = [torch.randint(3, 256, (n,), generator=generator).tolist() for n in PROMPT_TOKENS]
+    return [*made, made[8] + [7, 8, 9], made[7] + made[0], made[5][:50] + made[0]]
 
 
 @pytest.fixture(scope="session")
@@ -173,6 +178,7 @@ def assert_rode_hard(ride: Ride) -> None:
     assert ride.num_preemptions > 0
     assert ride.num_later_chunks > 0
     assert ride.num_mixed_steps > 0
+    assert ride.num_cached_tokens > 0
 
 
 @pytest.mark.parametrize(
