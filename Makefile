@@ -36,6 +36,12 @@ bench-fairness: $(STAMP) ## what one tenant's flood does to another's chat, and 
 bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones behind it (simulated)
 	@$(PY) -m chairlift_bench.bench_longprompt
 
+bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
+	@$(PY) -m chairlift_bench.bench_scheduler
+
+fuzz: $(STAMP) ## a million random scheduler steps, watched: blocks, fairness, nobody starves
+	@$(PY) -m chairlift_bench.fuzz
+
 test: $(STAMP) model ## all tests
 	$(PY) -m pytest -q
 
@@ -58,4 +64,5 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-simulator bench-fairness bench-longprompt test model lint lock clean
+.PHONY: help setup demo bench-demo bench-scheduler bench-simulator bench-fairness bench-longprompt fuzz test model \
+	lint lock clean

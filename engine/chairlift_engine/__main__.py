@@ -180,6 +180,7 @@ def _capacity(options: argparse.Namespace, num_blocks: int, length_tokens: int) 
         num_blocks=num_blocks,
         block_tokens=BLOCK_TOKENS,
         model_length_tokens=length_tokens,
+        share_prefixes=options.share_prefixes,
     )
 
 
@@ -258,6 +259,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=_positive, default=32, help="most running sequences, ever")
     add("--step-tokens", type=_positive, default=512, help="most tokens of one step, ever")
     add("--kv-tokens", type=_positive, help="KV cache, in tokens; default: what memory allows")
+    add(
+        "--share-prefixes", action="store_true", help="let tenants find each other's prompts cached"
+    )
     add("--policy-file", type=Path, help="JSON of the first policy; default: all of the capacity")
     add("--admin-token-file", type=Path, help="without it every admin call is refused")
     add("--internal-token-file", type=Path, help="without it no gateway header is believed")

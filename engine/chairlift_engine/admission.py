@@ -7,26 +7,12 @@ while one step is planned.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 
-from chairlift_engine.request import Phase, Request
+from chairlift_engine.request import Obstacle, Request
 from chairlift_engine.residency import BATCH, INTERACTIVE, MAX_PREEMPTIONS, Residency
 from chairlift_engine.tenancy import Account
 from chairlift_engine.yielding import batch_in_yielding_order
 from chairlift_protocol.wire import RequestClass
-
-
-class Obstacle(StrEnum):
-    """Why a waiting request cannot start now."""
-
-    SHARE = "batch work may hold no more"
-    SLOTS = "every slot is taken"
-    TENANT_SLOTS = "its tenant runs as many as it may"
-    TENANT_KV = "its tenant holds as much KV memory as it may"
-    BLOCKS = "too few free KV blocks"
-    SEAT = "after yielding too often it waits for a guaranteed seat"
-    YIELDED = "it yielded in this step"
-    PREFIX = "another request is computing a prefix that it shares"
 
 
 class Admission:
@@ -150,5 +136,5 @@ class Admission:
         """Sorted once a step: what changes in it is who is left."""
         if self._victims is None:
             self._victims = batch_in_yielding_order(self._residency)
-        self._victims = [r for r in self._victims if r.phase is not Phase.WAITING]
+        self._victims = [r for r in self._victims if r.block_ids]
         return self._victims

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from itertools import islice, takewhile
 
-from chairlift_engine.admission import Admission, Obstacle
+from chairlift_engine.admission import Admission
 from chairlift_engine.draft import Draft
-from chairlift_engine.request import Request
+from chairlift_engine.request import Obstacle, Request
 from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
 
 DUE_AFTER_S = 60.0

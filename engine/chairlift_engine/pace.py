@@ -11,8 +11,10 @@ from typing import Final
 
 Vector = tuple[float, float, float]
 
-FORGETTING: Final = 0.98
+FORGETTING: Final = 0.99
+NOISE: Final = 0.05  # of a step's time, relative
 MIN_STEPS: Final = 16
+MIN_STEP_S: Final = 1e-6  # no clock is finer, and nothing computes in less
 MAX_PAUSED_STEPS: Final = 8
 # Prior standard deviations, in seconds: of what is new, most is ascribed to the fixed part.
 _PRIOR: Final = (1.0, 1e-2, 1e-3)
@@ -25,12 +27,15 @@ class StepPace:
         self._spread = [[s * s if i == j else 0.0 for j, s in enumerate(_PRIOR)] for i in range(3)]
 
     def observe(self, step_s: float, num_decodes: int, num_prefill_tokens: int) -> None:
-        carried = (1.0, float(num_decodes), float(num_prefill_tokens))
+        """Weighed by what is relative: noise grows with the step."""
+        if step_s < MIN_STEP_S:
+            return
+        carried = (1 / step_s, num_decodes / step_s, num_prefill_tokens / step_s)
         spread = self._spread
         seen = [sum(row[j] * carried[j] for j in range(3)) for row in spread]
-        scale = FORGETTING + sum(carried[i] * seen[i] for i in range(3))
-        error_s = step_s - sum(c * x for c, x in zip(self._costs, carried, strict=True))
-        a, b, c = (cost + seen[i] / scale * error_s for i, cost in enumerate(self._costs))
+        scale = FORGETTING * NOISE * NOISE + sum(carried[i] * seen[i] for i in range(3))
+        error = 1.0 - sum(c * x for c, x in zip(self._costs, carried, strict=True))
+        a, b, c = (cost + seen[i] / scale * error for i, cost in enumerate(self._costs))
         self._costs = a, b, c
         for i in range(3):
             for j in range(3):

@@ -37,8 +37,8 @@ def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
 def extend_keys(request: Request, root: bytes, num_blocks: int, block_tokens: int) -> list[bytes]:
     """The request's keys, of at least its first `num_blocks` blocks, which must be full."""
     keys = request.block_keys
-    for index in range(len(keys), num_blocks):
-        start = index * block_tokens
-        token_ids = request.token_ids[start : start + block_tokens]
-        keys.append(block_key(keys[-1] if keys else root, token_ids))
+    parent = keys[-1] if keys else root
+    for start in range(len(keys) * block_tokens, num_blocks * block_tokens, block_tokens):
+        parent = block_key(parent, request.token_ids[start : start + block_tokens])
+        keys.append(parent)
     return keys

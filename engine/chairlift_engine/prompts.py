@@ -1,9 +1,9 @@
 """One class's part of a step's prefill: which prompts get how much of the budget. Pure.
 
 The tenant served least goes first; of its prompts those already begun, then those that can start.
-What cannot start is passed over. At most half of what is left goes to a prompt that does not end in
-this step while a much shorter one is behind it, so that short ones are not held up by a long one;
-what nobody else took goes round again.
+What cannot start is passed over. A long prompt, which fills more than a step, is given half of it
+while a much shorter one is behind it, so that short ones are not held up; all long ones together
+get no more than that, and what nobody else took goes round again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from chairlift_engine.admission import Admission, Obstacle
+from chairlift_engine.admission import Admission
 from chairlift_engine.draft import Draft
-from chairlift_engine.request import Phase, Request
+from chairlift_engine.request import Obstacle, Phase, Request
 from chairlift_engine.residency import Residency
 from chairlift_engine.tenancy import Account
 from chairlift_protocol.wire import RequestClass
@@ -42,6 +42,7 @@ class PromptPass:
         self._class = request_class
         self._ledger = residency.tenants.ledgers[request_class]
         self._passed = passed
+        self._full_tokens = draft.budget_tokens
         self._block_tokens = residency.blocks.block_tokens
         self._begun = list(self._begun_by_account())
         heapq.heapify(self._begun)
@@ -106,23 +107,26 @@ class PromptPass:
         request = account.waiting[account.next_waiting]
         found = self._residency.find_prefix(request)
         if self._admission.shares_with(request, len(found)) is not None:
-            self._skip(account)
+            self._skip(account, request, Obstacle.PREFIX)
             return False
         num_tokens = self._share_of(request, len(found) * self._block_tokens)
         if not num_tokens:
             self._ledger.move_on(account)
             return self._draft.budget_tokens < self._block_tokens
-        if not self._start(request, found, num_tokens):
-            self._skip(account)
+        obstacle = self._start(request, found, num_tokens)
+        if obstacle is not None:
+            self._skip(account, request, obstacle)
             if self._cut and self._cut[-1] is request:
                 self._cut.pop()
         return False
 
-    def _skip(self, account: Account) -> None:
+    def _skip(self, account: Account, request: Request, obstacle: Obstacle) -> None:
+        request.obstacle = obstacle
+        request.looked_at_in_step = self._residency.step
         self._ledger.move_on(account)
         self._num_looked_at += 1
 
-    def _start(self, request: Request, found: list[int], num_tokens: int) -> bool:
+    def _start(self, request: Request, found: list[int], num_tokens: int) -> Obstacle | None:
         obstacle = self._admission.start(request, found)
         if obstacle is None:
             self.num_started += 1
@@ -134,14 +138,14 @@ class PromptPass:
         elif obstacle is Obstacle.BLOCKS and request not in self._passed:
             self._passed.append(request)
             self.is_held_back |= request.num_times_passed >= MAX_TIMES_PASSED
-        return obstacle is None
+        return obstacle
 
     def _share_of(self, request: Request, num_computed: int) -> int:
         """Tokens of the budget for its next chunk; 0 may also leave it for the second round."""
         draft = self._draft
         num_tokens = draft.chunk_of(request, num_computed, draft.budget_tokens)
-        is_cut = 0 < num_tokens < request.num_tokens - num_computed
-        if not (is_cut and self._residency.has_shorter_prompt(request)):
+        is_long = request.num_tokens - num_computed > self._full_tokens
+        if not (num_tokens and is_long and self._residency.has_shorter_prompt(request)):
             return num_tokens
         self._cut.append(request)
         if len(self._cut) > 1:

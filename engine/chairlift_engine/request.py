@@ -41,6 +41,20 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
 
 
+class Obstacle(StrEnum):
+    """Why a waiting request did not start in a step; the words are for a person."""
+
+    SHARE = "batch work holds as many slots as it may"
+    SLOTS = "every slot is taken"
+    TENANT_SLOTS = "its tenant runs as many requests as it may"
+    TENANT_KV = "its tenant holds as much KV memory as it may"
+    BLOCKS = "there are too few free KV blocks"
+    SEAT = "it yielded too often and waits for a guaranteed seat"
+    YIELDED = "it yielded in this step"
+    PREFIX = "a request in front of it is computing a prefix that both have"
+    TURN = "the tokens of the step went to those before it"
+
+
 class Request:
     """Mutable; owned by the scheduler from `add` until it finishes or is aborted.
 
@@ -51,6 +65,7 @@ class Request:
     num_cached_tokens: of the prompt, found in the prefix cache at the first start.
     block_keys: prefix keys of its first full blocks, as far as somebody needed them.
     holds_seat: batch work in a guaranteed seat, which no interactive request takes.
+    obstacle: what kept it from starting in the step in which it was last looked at.
     is_protected: has blocks for its longest possible answer and yields to nobody.
     """
 
@@ -64,6 +79,7 @@ class Request:
         "id",
         "is_protected",
         "last_token_s",
+        "looked_at_in_step",
         "num_cached_tokens",
         "num_charged_tokens",
         "num_computed_tokens",
@@ -74,6 +90,7 @@ class Request:
         "num_published_blocks",
         "num_times_passed",
         "number",
+        "obstacle",
         "phase",
         "request_class",
         "sampling",
@@ -118,6 +135,8 @@ class Request:
         self.holds_seat = False
         self.is_protected = False
         self.yielded_in_step = -1
+        self.obstacle: Obstacle | None = None
+        self.looked_at_in_step = -1
 
     def __repr__(self) -> str:
         return (

@@ -198,9 +198,12 @@ class Residency:
     def publish(self, request: Request) -> None:
         """Let others find the blocks that it has filled."""
         num_full = request.num_computed_tokens // self.blocks.block_tokens
-        for index in range(request.num_published_blocks, num_full):
-            self.blocks.publish(request.block_ids[index], self.prefix_key(request, index))
-        request.num_published_blocks = num_full
+        num_published = request.num_published_blocks
+        if num_full > num_published:
+            self.prefix_key(request, num_full - 1)
+            for index in range(num_published, num_full):
+                self.blocks.publish(request.block_ids[index], request.block_keys[index])
+            request.num_published_blocks = num_full
 
     def preempt(self, request: Request, now_s: float) -> None:
         """Back to waiting, to be recomputed; its tokens stay, so its stream goes on unchanged."""

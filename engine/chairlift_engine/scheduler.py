@@ -15,6 +15,7 @@ from typing import NamedTuple
 from chairlift_engine.admission import Admission
 from chairlift_engine.config import Capacity
 from chairlift_engine.draft import Draft
+from chairlift_engine.explain import Explanation, explain
 from chairlift_engine.guarantee import BatchGuarantee
 from chairlift_engine.pace import PrefillPause
 from chairlift_engine.prompts import PromptPass
@@ -174,6 +175,10 @@ class Scheduler:
         most = self.residency.tenants.policy_of(tenant).waiting
         return None if most is None or num_waiting < most else Refusal(tenant, num_waiting, most)
 
+    def explain(self) -> list[Explanation]:
+        """Of every request where it is and, if it waits, what for."""
+        return explain(self.residency, self._admission)
+
     def _plan_continuous(self, now_s: float) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
         """Decodes and prefills of the next step."""
         residency = self.residency
@@ -193,8 +198,13 @@ class Scheduler:
 
     def _grow(self, now_s: float) -> set[Request]:
         """Room for every running request's next token; those that wait a step for it."""
-        outgrown = sorted(self.residency.outgrown, key=_service_order)
-        refused = [r for r in outgrown if not grow(self.residency, r, now_s)]
+        residency = self.residency
+        if len(residency.outgrown) <= residency.blocks.num_free:
+            for request in tuple(residency.outgrown):
+                residency.grow(request)
+            return set()
+        outgrown = sorted(residency.outgrown, key=_service_order)
+        refused = [r for r in outgrown if not grow(residency, r, now_s)]
         return {r for r in refused if r.phase is Phase.DECODE}
 
     def _decodes(self, stalled: set[Request]) -> list[ScheduledChunk]:
@@ -207,10 +217,10 @@ class Scheduler:
             if request.phase is Phase.DECODE:
                 self.residency.tenants.refund(request, OUTPUT_COST)
         make = tuple.__new__  # twice as fast as calling the class, once for each stream and step
+        decoding = self.residency.decoding
         return [
             make(ScheduledChunk, (request, request.num_computed_tokens, 1))
-            for request in self.residency.decoding
-            if request not in stalled
+            for request in ([r for r in decoding if r not in stalled] if stalled else decoding)
         ]
 
     def _plan_prompts(self, draft: Draft, now_s: float) -> None:

@@ -40,7 +40,7 @@ class StaticBatching:
         decodes = [
             ScheduledChunk(r, r.num_computed_tokens, 1)
             for r in running
-            if r.is_decoding and self._has_room(r)
+            if r.is_decoding and r not in self._residency.outgrown
         ]
         return decodes + self._ended, self._prefills([r for r in running if not r.is_decoding])
 
@@ -71,10 +71,6 @@ class StaticBatching:
         """With its next token, and one block more for each neighbour."""
         num_blocks = self._residency.blocks.blocks_for(request.num_tokens + 1)
         return num_blocks + len(self._residency.running) <= self._residency.blocks.num_free
-
-    def _has_room(self, request: Request) -> bool:
-        num_slots = len(request.block_ids) * self._residency.blocks.block_tokens
-        return num_slots >= request.num_tokens
 
     def _prefills(self, starting: list[Request]) -> list[ScheduledChunk]:
         longest = max((r.num_uncomputed_tokens for r in starting), default=0)

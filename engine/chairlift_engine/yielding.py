@@ -33,7 +33,7 @@ def grow(residency: Residency, request: Request, now_s: float) -> bool:
     """
     if request.phase is not Phase.DECODE:
         return False  # yielded to an earlier one in this step
-    if len(request.block_ids) * residency.blocks.block_tokens >= request.num_tokens:
+    if request not in residency.outgrown:
         return True
     while residency.blocks.num_free == 0:
         victim = _victim_for(residency, request)

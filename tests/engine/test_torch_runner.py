@@ -258,6 +258,20 @@ def test_padding_rows_write_to_the_trash_block_alone_and_change_no_token(
     assert tokens[0] == tokens[1]
 
 
+def test_greedy_tokens_of_prompts_that_begin_alike_equal_generate(
+    prompts: list[list[int]], tiny_model: Callable[[str], transformers.PreTrainedModel]
+) -> None:
+    model = tiny_model("llama")
+    long = prompts[5]
+    alike = [long[:cut] + prompts[i] for i, cut in enumerate((64, 64, 100, 120, 16, 48))]
+    alike += [long, long, long[:64], long[:65]]  # whole prompts, of a block multiple and one more
+    ride = Ride(prepare_model(model), num_blocks=30)
+    requests = [request(str(i), prompt) for i, prompt in enumerate(alike)]
+    assert ride.run(requests) == [alone(model, prompt) for prompt in alike]
+    assert sum(r.num_cached_tokens >= 64 for r in requests) >= 4
+    assert ride.num_mixed_steps > 0
+
+
 def test_seeded_samples_repeat_in_other_company_and_after_preemption(
     prompts: list[list[int]], tiny_model: Callable[[str], transformers.PreTrainedModel]
 ) -> None:
