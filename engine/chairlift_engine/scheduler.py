@@ -17,6 +17,7 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.draft import Draft
 from chairlift_engine.explain import Explanation, explain
 from chairlift_engine.guarantee import BatchGuarantee
+from chairlift_engine.memory_limit import MemoryLimit
 from chairlift_engine.pace import PrefillPause
 from chairlift_engine.prompts import PromptPass
 from chairlift_engine.request import FinishReason, Phase, Request
@@ -70,9 +71,13 @@ class StepPlan:
 
 
 class Scheduler:
+    """desired: the policy as it was set; `policy` is what is in force, under the limit if any."""
+
     def __init__(self, capacity: Capacity, policy: Policy) -> None:
         check_range(policy, capacity)
         self.capacity = capacity
+        self.desired = policy
+        self.limit: MemoryLimit | None = None
         self.residency = Residency(capacity, policy)
         self._admission = Admission(self.residency)
         self._guarantee = BatchGuarantee(self.residency, self._admission)
@@ -97,18 +102,34 @@ class Scheduler:
         return self.residency.forget(request_id)
 
     def set_policy(self, policy: Policy) -> None:
-        """Take effect from the next step; lowering drains. The policy in force again is no error.
+        """Take effect from the next step; lowering drains. The desired policy again is no error.
 
         Raises StalePolicy or PolicyOutOfRange, and then changes nothing.
         """
-        if policy == self.policy:
+        if policy == self.desired:
             return
-        if policy.generation <= self.policy.generation:
+        if policy.generation <= self.desired.generation:
             raise StalePolicy(
                 f"generation {policy.generation.to_json()} is not newer than "
-                f"{self.policy.generation.to_json()}, which is in force"
+                f"{self.desired.generation.to_json()}, which is in force"
             )
         check_range(policy, self.capacity)
+        self.desired = policy
+        self._use_policy()
+
+    def set_limit(self, limit: MemoryLimit | None) -> None:
+        """Keep the desired policy, but carry out no more than `limit` of it."""
+        self.limit = limit
+        self._use_policy()
+
+    def fail(self, plan: StepPlan) -> tuple[Request, ...]:
+        """This step could not be computed: forget its requests and free what they hold."""
+        self.discard(plan)
+        forgotten = [self.residency.forget(chunk.request.id) for chunk in plan.chunks]
+        return tuple(request for request in forgotten if request is not None)
+
+    def _use_policy(self) -> None:
+        policy = self.desired if self.limit is None else self.limit.applied_to(self.desired)
         if policy.scheduling != self.policy.scheduling:
             self._static = StaticBatching(self.residency)
         self.residency.set_policy(policy)

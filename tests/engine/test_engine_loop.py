@@ -85,6 +85,19 @@ def test_a_request_aborted_while_it_waits_is_never_computed(
     assert [r.sums for r in recorder.reports] == [None]
 
 
+def test_an_end_is_reported_before_the_others_step_is_computed(
+    engine: Engine, recorder: Recorder
+) -> None:
+    engine.request_add(request("a"))
+    engine.request_add(request("b"))
+    engine.step()
+    engine.request_abort("a")
+    engine.step()
+    _, ended, computed = recorder.reports
+    assert [r.id for r, _ in ended.ended] == ["a"] and ended.sums is None
+    assert computed.ended == () and [e.request.id for e in computed.tokens] == ["b"]
+
+
 def test_a_policy_answers_with_what_is_in_force_or_why_not(engine: Engine) -> None:
     newer = replace(POLICY, generation=Generation(0, 1), batch_size=2)
     taken = engine.request_policy(newer)

@@ -27,6 +27,7 @@ from chairlift_engine.runner import Runner
 from chairlift_engine.scheduler import Scheduler
 from chairlift_engine.server.admin import admin_app
 from chairlift_engine.server.bridge import Bridge
+from chairlift_engine.server.door import Bounds, Door
 from chairlift_engine.server.metrics import Metrics
 from chairlift_engine.server.order import OrderTaker
 from chairlift_engine.server.public import public_app
@@ -72,6 +73,7 @@ class ServerSettings:
     drain_s: float = DRAIN_S
     admin_token: str | None = None
     internal_token: str | None = None
+    bounds: Bounds = Bounds()
 
 
 def initial_policy(capacity: Capacity) -> Policy:
@@ -194,6 +196,7 @@ class EngineServer:
             engine=engine,
             bridge=bridge,
             metrics=metrics,
+            door=Door(settings.bounds, bridge, metrics, self._clock),
             orders=OrderTaker(
                 settings.model_name, loaded.tokenizer, capacity, loaded.eos_token_ids
             ),
