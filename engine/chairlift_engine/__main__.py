@@ -33,7 +33,8 @@ from chairlift_engine.server.engine_server import (
     LoadedModel,
     ServerSettings,
 )
-from chairlift_engine.simulator import Profile, ProfileError, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import ProfileError, open_profile
 from chairlift_engine.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from chairlift_protocol.policy import Policy
 
@@ -106,7 +107,7 @@ def _load(options: argparse.Namespace, clock: Clock) -> LoadedModel:
 
 
 def _load_simulator(options: argparse.Namespace, clock: Clock) -> LoadedModel:
-    profile = Profile.parse(options.simulator_profile)
+    profile, file = open_profile(options.simulator_profile)
     clock.sleep(profile.load_s)
     tokenizer = _local_tokenizer(options.model_source)
     length_tokens = options.max_length or SIMULATED_LENGTH_TOKENS
@@ -114,7 +115,7 @@ def _load_simulator(options: argparse.Namespace, clock: Clock) -> LoadedModel:
         length_tokens, options.batch_size * SIMULATED_TOKENS_PER_SLOT
     )
     return LoadedModel(
-        runner=SimulatorRunner(profile, clock),
+        runner=SimulatorRunner(profile, clock, file=file),
         tokenizer=tokenizer,
         capacity=_capacity(options, kv_tokens // BLOCK_TOKENS, length_tokens),
         eos_token_ids=tokenizer.eos_token_ids,

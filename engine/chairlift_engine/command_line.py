@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model-name", required=True, help="what clients call the model")
     add("--max-length", type=_positive, help="prompt and answer, in tokens; default: the model's")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    add("--simulator-profile", default="reference", help="reference, fast, slow, or JSON")
+    add("--simulator-profile", default="reference", help="reference, fast, slow, FILE.toml or JSON")
     add("--host", default="127.0.0.1")
     add("--port", type=_port, default=8000, help="public port; 0 picks one")
     add("--admin-port", type=_port, default=0, help="admin port; 0 picks one")

@@ -15,7 +15,8 @@ from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.scheduler import Scheduler
-from chairlift_engine.simulator import Profile, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 
 CAPACITY = Capacity(

@@ -12,7 +12,8 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.scheduler import Scheduler
-from chairlift_engine.simulator import Profile, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds, TenantPolicy
 from chairlift_protocol.wire import RequestClass
 

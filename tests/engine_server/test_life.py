@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 
 from chairlift_engine.clock import MonotonicClock
-from chairlift_engine.simulator import Profile, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
 from chairlift_engine.tokenizer import ByteTokenizer
 
 
