@@ -39,11 +39,10 @@ class ContinuousBatching:
             ledger.begin_step()
         policy, num_decodes = residency.policy, len(residency.decoding) - len(stalled)
         budget_tokens = policy.step_tokens - num_decodes
-        huge_tokens = budget_tokens
         if residency.tenants.ledgers[INTERACTIVE].decoding:
             objective_s = policy.slo.itl_ms / 1e3
-            huge_tokens = self.pause.limit(budget_tokens, num_decodes, objective_s, now_s)
-        draft = self._draft = Draft(residency, budget_tokens, huge_tokens)
+            budget_tokens = self.pause.limit(budget_tokens, num_decodes, objective_s, now_s)
+        draft = self._draft = Draft(residency, budget_tokens, policy.chunk_tokens)
         self._plan_prompts(draft, now_s)
         # Last, since admissions may have put decoding batch work back.
         return self._decodes(stalled), draft.chunks()

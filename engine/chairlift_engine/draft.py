@@ -6,7 +6,7 @@ what is not computed after all is refunded.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from chairlift_engine.request import Phase, Request
 from chairlift_engine.residency import BATCH, Residency
@@ -20,18 +20,14 @@ class _Planned(NamedTuple):
     num_charged_before: int
 
 
-# Of full steps: a prompt that fills more of them is huge, and may be paused between two chunks.
-HUGE_STEPS: Final = 4
-
-
 class Draft:
-    """budget_tokens: what may still be added to the step; huge_tokens: of it, for huge prompts."""
+    """budget_tokens: what may still be added to the step."""
 
-    def __init__(self, residency: Residency, budget_tokens: int, huge_tokens: int) -> None:
+    def __init__(self, residency: Residency, budget_tokens: int, chunk_tokens: int) -> None:
         self.budget_tokens = budget_tokens
-        self.huge_tokens = huge_tokens
         self.num_batch_tokens = 0
         self._residency = residency
+        self._chunk_tokens = chunk_tokens
         self._planned: dict[Request, _Planned] = {}
 
     def num_planned(self, request: Request) -> int:
@@ -45,9 +41,7 @@ class Draft:
         runs beside it.
         """
         remaining = request.num_tokens - num_computed
-        most = self._residency.policy.chunk_tokens - self.num_planned(request)
-        if self._is_huge(remaining):
-            most = min(most, self.huge_tokens)
+        most = self._chunk_tokens - self.num_planned(request)
         num_tokens = min(remaining, most, budget_tokens)
         if num_tokens < remaining:
             block_tokens = self._residency.blocks.block_tokens
@@ -66,8 +60,6 @@ class Draft:
             before.num_tokens + num_tokens, before.cost + cost, before.num_charged_before
         )
         self.budget_tokens -= num_tokens
-        if self._is_huge(request.num_tokens - start):
-            self.huge_tokens -= num_tokens
         if request.request_class is BATCH:
             self.num_batch_tokens += num_tokens
 
@@ -85,9 +77,6 @@ class Draft:
         for request, planned in self._planned.items():
             self._refund(request, planned)
         self._planned.clear()
-
-    def _is_huge(self, remaining_tokens: int) -> bool:
-        return remaining_tokens > HUGE_STEPS * self._residency.policy.step_tokens
 
     def _refund(self, request: Request, planned: _Planned) -> None:
         request.num_charged_tokens = planned.num_charged_before

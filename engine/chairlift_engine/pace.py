@@ -67,9 +67,8 @@ class StepPace:
 
 
 class PrefillPause:
-    """Shrinks what a step computes of huge prompts where the streams beside it would miss their
-    objective, and only where that helps. Shorter prompts are left to `step_tokens`: they are past
-    in a few steps. A huge one advances all the same, by a block every `MAX_PAUSED_STEPS`."""
+    """Shrinks a step's prefill where the streams beside it would miss their objective, and only
+    where that helps. A prompt advances all the same, by a block every `MAX_PAUSED_STEPS`."""
 
     def __init__(self, block_tokens: int) -> None:
         self._pace = StepPace()

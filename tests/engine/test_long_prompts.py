@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from chairlift_bench.fuzz_world import World
 from chairlift_engine.config import Capacity
-from chairlift_engine.draft import HUGE_STEPS
 from chairlift_engine.pace import MAX_PAUSED_STEPS, MIN_STEPS, PrefillPause, StepPace
 from chairlift_engine.request import Request
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
@@ -140,30 +139,19 @@ def test_whatever_was_seen_a_prediction_is_a_number(
     assert abs(pace.step_s(8, 64)) < 1e9
 
 
-def test_a_huge_prompt_is_paused_where_streams_would_miss_their_objective_and_advances() -> None:
+def test_a_prompt_is_paused_where_streams_would_miss_their_objective_and_advances() -> None:
     w = world(step_tokens=512, itl_ms=30)
     for kind in range(20):
         w.add([1 + kind] * 20, 400)
     times_s: list[float] = []
     for _ in range(60):
         step(w)
-    long = w.add([99] * (2000 + HUGE_STEPS * 512), 2)
+    long = w.add([99] * 2000, 2)
     while long.num_computed_tokens < 2000:
         before = long.num_computed_tokens
         times_s.append(step(w))
         assert long.num_computed_tokens - before <= 48
     assert sorted(times_s)[int(0.9 * len(times_s))] <= 0.030
-
-
-def test_a_prompt_of_a_few_steps_is_left_to_the_token_budget() -> None:
-    w = world(step_tokens=512, itl_ms=30)
-    for kind in range(20):
-        w.add([1 + kind] * 20, 400)
-    for _ in range(60):
-        step(w)
-    short = w.add([99] * 900, 2)
-    step(w)
-    assert short.num_computed_tokens >= 480
 
 
 def test_pausing_leaves_a_block_every_few_steps() -> None:
