@@ -1,7 +1,7 @@
 """What the next step computes, and what becomes of it: scheduling as the engine sees it. Pure.
 
-`continuous_batching` (or `static_batching`, the baseline) plans; here requests come and go, policies
-change, and computed tokens are taken in. Knows no torch, no clock and no HTTP; called by
+`continuous_batching` (or `static_batching`, the baseline) plans; here requests come and go,
+policies change, and computed tokens are taken in. Knows no torch, no clock and no HTTP; called by
 `engine.Engine` only.
 """
 
