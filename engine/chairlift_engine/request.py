@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from chairlift_protocol.wire import RequestClass
 
@@ -21,7 +22,13 @@ class SamplingParams:
 
     seed: with the output position it determines each draw, so that a seeded request repeats
         whatever runs beside it and after any preemption.
-    stop_token_ids: ends the request; the end-of-sequence ids belong here unless ignored.
+    stop_token_ids: ends the request; the end-of-sequence ids belong here unless ignored. They are
+        not drawn, and end nothing, before min_tokens tokens are out.
+    presence_penalty, frequency_penalty: off the logits of tokens in the output, once and per
+        occurrence. repetition_penalty: divides the logits of tokens in prompt and output.
+    logit_bias: token id and what is added to its logit.
+    num_logprobs: that many likeliest tokens are reported with each output token, beside its own
+        logprob; None for no logprobs. num_prompt_logprobs: the same for the prompt's tokens.
     """
 
     max_tokens: int
@@ -30,12 +37,40 @@ class SamplingParams:
     top_k: int = 0
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    min_p: float = 0.0
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+
+class TokenLogprobs(NamedTuple):
+    """One token under the model's raw distribution, before temperature, penalties and cuts.
+
+    top: the likeliest token ids with theirs, in falling order; as many as the request asked for.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 class Request:
     """Mutable; owned by the scheduler from `add` until it finishes or is aborted.
 
     token_ids holds prompt and output; KV exists for the first num_computed_tokens of them.
+    prompt_logprobs, where asked for: by position, None for the first token and what has not been
+        computed yet. Complete when the first output token is there.
     """
 
     __slots__ = (
@@ -45,10 +80,12 @@ class Request:
         "first_token_s",
         "id",
         "last_token_s",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_times_passed",
+        "prompt_logprobs",
         "request_class",
         "sampling",
         "tenant",
@@ -76,8 +113,12 @@ class Request:
         self.last_token_s: float | None = None
         self.block_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_times_passed = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        if sampling.num_prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * self.num_prompt_tokens
 
     def __repr__(self) -> str:
         return (

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chairlift_engine.config import Capacity
-from chairlift_engine.request import FinishReason, Request
+from chairlift_engine.request import FinishReason, Request, TokenLogprobs
 from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.static_batching import StaticBatching
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
@@ -40,6 +40,7 @@ class TokenEvent(NamedTuple):
     token_id: int
     gap_s: float | None
     finish_reason: FinishReason | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class Scheduler:
         )
 
     def commit(
-        self, plan: StepPlan, sampled: Sequence[int], now_s: float
+        self, plan: StepPlan, sampled: Sequence[Sampled], now_s: float
     ) -> tuple[TokenEvent, ...]:
         """Take in a computed step: one sampled token per chunk that samples, in order."""
         events: list[TokenEvent] = []
@@ -217,21 +218,25 @@ class Scheduler:
             num_tokens = (start + num_tokens) // block_tokens * block_tokens - start
         return num_tokens
 
-    def _append(self, request: Request, token_id: int, now_s: float) -> TokenEvent:
+    def _append(self, request: Request, sampled: Sampled, now_s: float) -> TokenEvent:
+        token_id = sampled.token_id
         gap_s = None if request.last_token_s is None else now_s - request.last_token_s
         if request.first_token_s is None:
             request.first_token_s = now_s
         request.last_token_s = now_s
         request.token_ids.append(token_id)
         reason = None
-        if token_id in request.sampling.stop_token_ids:
+        if (
+            token_id in request.sampling.stop_token_ids
+            and request.num_output_tokens > request.sampling.min_tokens
+        ):
             reason = FinishReason.STOP
         elif (
             request.num_output_tokens >= request.sampling.max_tokens
             or request.num_tokens >= self._longest_tokens
         ):
             reason = FinishReason.LENGTH
-        return TokenEvent(request, token_id, gap_s, reason)
+        return TokenEvent(request, token_id, gap_s, reason, sampled.logprobs)
 
 
 def _still_holds(chunk: ScheduledChunk) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields
 from typing import Final, Self
 
 from chairlift_engine.clock import Clock
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.request import TokenLogprobs
+from chairlift_engine.runner import Sampled, ScheduledChunk
 
 LETTERS: Final = b"etaoin shrdlu"
 
@@ -90,7 +91,7 @@ class SimulatorRunner:
         self._clock = clock
         self._random = random.Random(seed)
 
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         num_decodes = sum(1 for c in chunks if c.num_tokens == 1 and c.start > 0)
         mean_s = self.profile.step_s(
             num_decode_seqs=num_decodes,
@@ -99,7 +100,16 @@ class SimulatorRunner:
         )
         noise = self._random.gauss(1.0, self.profile.noise) if self.profile.noise else 1.0
         self._clock.sleep(mean_s * max(noise, 0.1))
-        return [pseudo_token(c) for c in chunks if c.samples]
+        return [_sampled(c) for c in chunks if c.samples]
+
+
+def _sampled(chunk: ScheduledChunk) -> Sampled:
+    """What is determined has probability 1."""
+    token_id = pseudo_token(chunk)
+    num_logprobs = chunk.request.sampling.num_logprobs
+    if num_logprobs is None:
+        return Sampled(token_id)
+    return Sampled(token_id, TokenLogprobs(0.0, ((token_id, 0.0),)[:num_logprobs]))
 
 
 def pseudo_token(chunk: ScheduledChunk) -> int:

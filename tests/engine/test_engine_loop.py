@@ -12,7 +12,7 @@ from chairlift_engine.clock import MonotonicClock, VirtualClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
 from chairlift_engine.request import FinishReason, Request, SamplingParams
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
 from chairlift_engine.simulator import Profile, SimulatorRunner
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
@@ -146,7 +146,7 @@ def test_an_idle_engine_wakes_for_a_request_and_keeps_its_heartbeat(threaded: Th
 
 
 class Broken:
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         raise RuntimeError("the device is gone")
 
 

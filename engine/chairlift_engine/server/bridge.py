@@ -15,6 +15,7 @@ from chairlift_engine.clock import Clock
 from chairlift_engine.engine import Engine, StepReport
 from chairlift_engine.request import FinishReason, Request
 from chairlift_engine.residency import Gauges
+from chairlift_engine.scheduler import TokenEvent
 from chairlift_engine.server.metrics import Metrics
 from chairlift_engine.server.text_stream import TextStream
 from chairlift_protocol.policy import Policy
@@ -95,7 +96,7 @@ class Bridge:
 
     def _deliver(self, report: StepReport, policy: Policy) -> None:
         for event in report.tokens:
-            self._feed(event.request, event.token_id, event.finish_reason)
+            self._feed(event)
         for request, reason in report.ended:
             if (stream := self._streams.pop(request.id, None)) is not None:
                 stream.end(reason)
@@ -104,7 +105,8 @@ class Bridge:
         self._metrics.observe_report(report, policy)
         self._metrics.observe_gauges(self.gauges, policy)
 
-    def _feed(self, request: Request, token_id: int, reason: FinishReason | None) -> None:
+    def _feed(self, event: TokenEvent) -> None:
+        request, reason = event.request, event.finish_reason
         stream = self._streams.get(request.id)
         if stream is None:
             return
@@ -112,7 +114,7 @@ class Bridge:
             del self._streams[request.id]
         was_open = stream.finish_reason is None
         try:
-            stream.feed(token_id, reason)
+            stream.feed(event.token_id, reason, event.logprobs)
         except Exception:
             # One undecodable answer must not stop the others' delivery.
             logger.exception("request %s: its text could not be made", request.id)
