@@ -55,7 +55,7 @@ def edit(logits: Tensor, rows: Sequence[EditedRow]) -> Tensor:
     _bias(edited, rows)
     for index, row in enumerate(rows):
         if row.bans_stops:
-            edited[index, sorted(row.params.stop_token_ids)] = BANNED
+            edited[index, list(row.params.stop_token_ids)] = BANNED
     return edited
 
 

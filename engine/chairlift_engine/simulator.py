@@ -100,16 +100,27 @@ class SimulatorRunner:
         )
         noise = self._random.gauss(1.0, self.profile.noise) if self.profile.noise else 1.0
         self._clock.sleep(mean_s * max(noise, 0.1))
+        for chunk in chunks:
+            _score_prompt(chunk)
         return [_sampled(c) for c in chunks if c.samples]
 
 
 def _sampled(chunk: ScheduledChunk) -> Sampled:
-    """What is determined has probability 1."""
     token_id = pseudo_token(chunk)
     num_logprobs = chunk.request.sampling.num_logprobs
-    if num_logprobs is None:
-        return Sampled(token_id)
-    return Sampled(token_id, TokenLogprobs(0.0, ((token_id, 0.0),)[:num_logprobs]))
+    return Sampled(token_id, None if num_logprobs is None else _certain(token_id, num_logprobs))
+
+
+def _score_prompt(chunk: ScheduledChunk) -> None:
+    request, count = chunk.request, chunk.request.sampling.num_prompt_logprobs
+    if count is not None:
+        for position in range(max(chunk.start, 1), min(chunk.end, request.num_prompt_tokens)):
+            request.prompt_logprobs[position] = _certain(request.token_ids[position], count)
+
+
+def _certain(token_id: int, num_logprobs: int) -> TokenLogprobs:
+    """What is determined has probability 1."""
+    return TokenLogprobs(0.0, ((token_id, 0.0),)[:num_logprobs])
 
 
 def pseudo_token(chunk: ScheduledChunk) -> int:

@@ -52,6 +52,24 @@ class Completion(Answer):
     usage: Usage
 
 
+class CompletionChunkChoice(Answer):
+    index: int = Field(ge=0)
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(Answer):
+    """usage: absent unless asked for, null until the last chunk, which has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None
+
+
 class TopLogprob(Answer):
     token: str
     bytes: list[int]
@@ -87,6 +105,29 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice] = Field(min_length=1)
     usage: Usage
+
+
+class ChatDelta(Answer):
+    """role: in a choice's first chunk."""
+
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChunkChoice(Answer):
+    index: int = Field(ge=0)
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(Answer):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
 
 
 class Error(Answer):

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from chairlift_engine.server.answers import Answer, ErrorAnswer
+from chairlift_engine.server.answers import Answer, ChatChunk, CompletionChunk, ErrorAnswer
 from chairlift_engine.server.bodies import (
     HARMLESS,
     Body,
@@ -43,11 +44,6 @@ _REFUSALS: Final[dict[int | str, Json]] = {
         "headers": _RETRY_AFTER,
     },
 }
-_STREAM: Final[Json] = {
-    "text/event-stream": {
-        "schema": {"type": "string", "description": "with stream: true, OpenAI's chunks"}
-    }
-}
 
 
 class DescribedApp(FastAPI):
@@ -65,7 +61,10 @@ class DescribedApp(FastAPI):
     def openapi(self) -> Json:
         described = super().openapi()
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
-        _, defined = models_json_schema([(b, "validation") for b in BODIES], ref_template=_REF)
+        _, defined = models_json_schema(
+            [(model, "validation") for model in (*BODIES, CompletionChunk, ChatChunk)],
+            ref_template=_REF,
+        )
         schemas.update(defined["$defs"])
         for body in BODIES:
             _describe_others(schemas[body.__name__], body)
@@ -74,15 +73,16 @@ class DescribedApp(FastAPI):
         return described
 
 
-def generates(body: type[GenerationBody], answer: type[Answer]) -> Json:
+def generates(
+    body: type[GenerationBody], answer: type[Answer], chunk: type[CompletionChunk | ChatChunk]
+) -> Json:
     """A route's keywords: what it takes and gives."""
-    return {
-        "openapi_extra": _takes(body),
-        "responses": {
-            200: {"model": answer, "description": "The whole answer", "content": _STREAM},
-            **_REFUSALS,
-        },
+    whole_or_stream = {
+        "model": answer,
+        "description": "The whole answer; with stream: true, its chunks",
+        "content": {"text/event-stream": {"schema": _event(chunk)}},
     }
+    return {"openapi_extra": _takes(body), "responses": {200: whole_or_stream, **_REFUSALS}}
 
 
 def tells_of(body: type[Body], answer: type[Answer]) -> Json:
@@ -108,8 +108,24 @@ def exposes() -> Json:
 
 
 def _takes(body: type[Body]) -> Json:
-    schema = {"$ref": _REF.format(model=body.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    content = {"application/json": {"schema": _ref(body)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _event(chunk: type[Answer]) -> Json:
+    """One server-sent event of a stream; a failure in the middle is an error, and the end."""
+    parsed = {"anyOf": [_ref(chunk), _ref(ErrorAnswer)]}
+    data = {
+        "anyOf": [
+            {"const": "[DONE]"},
+            {"type": "string", "contentMediaType": "application/json", "contentSchema": parsed},
+        ]
+    }
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
+
+
+def _ref(model: type[BaseModel]) -> Json:
+    return {"$ref": _REF.format(model=model.__name__)}
 
 
 def _describe_others(schema: Json, body: type[Body]) -> None:

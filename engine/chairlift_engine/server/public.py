@@ -53,11 +53,16 @@ def _add_generation(
         raw = await receive_body(request)
         return Answer(replica, partial(take, serving.orders, raw, origin), shape)
 
-    @app.post(wire.COMPLETIONS_PATH, **generates(CompletionBody, answers.Completion))
+    @app.post(
+        wire.COMPLETIONS_PATH,
+        **generates(CompletionBody, answers.Completion, answers.CompletionChunk),
+    )
     async def completions(request: Request) -> Response:
         return await answer(request, OrderTaker.completion, CompletionShape())
 
-    @app.post(wire.CHAT_COMPLETIONS_PATH, **generates(ChatBody, answers.ChatCompletion))
+    @app.post(
+        wire.CHAT_COMPLETIONS_PATH, **generates(ChatBody, answers.ChatCompletion, answers.ChatChunk)
+    )
     async def chat_completions(request: Request) -> Response:
         return await answer(request, OrderTaker.chat, ChatShape())
 
