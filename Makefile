@@ -21,13 +21,10 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@$(VENV)/bin/uv pip install -q --python $(PY) --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(STAMP) ## the whole loop on this machine: real model, real chat load, knobs moved while it runs
-	@$(PY) -m chairlift_bench.ride
-
-rush: $(STAMP) ## a lunch rush on this machine: static, fixed and tuned, with a report (8 minutes)
+demo: $(STAMP) ## a lunch rush with a real model on this machine: static, fixed and tuned, with a report (8 minutes)
 	@$(PY) -m chairlift_bench.rush
 
-bench-demo: $(STAMP) ## the rush in three alternating rounds, medians and spread (25 minutes)
+bench-demo: $(STAMP) ## the demo in three alternating rounds, medians and spread (25 minutes)
 	@$(PY) -m chairlift_bench.bench_demo
 
 test: $(STAMP) model ## all tests
@@ -52,4 +49,4 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo rush bench-demo test model lint lock clean
+.PHONY: help setup demo bench-demo test model lint lock clean

@@ -1,6 +1,6 @@
 """Reads the controller's journal while it grows: knobs in force, and what was changed and why.
 
-Reads only fields that it shows, and skips what it does not know. `ride` and its view call it.
+Reads only fields that it shows, and skips what it does not know. `rush_run` calls it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An open-loop load generator: chat streams opened when they are due, whatever the server does.
 
-Speaks OpenAI HTTP and nothing else; never retries, so that every failure is seen. `ride` and the
-benchmarks call it; `outcomes` judges what it recorded.
+Speaks OpenAI HTTP and nothing else; never retries, so that every failure is seen. `rush_run`,
+`rush_plan` and `step_calibration` call it; `outcomes` judges what it recorded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`chairlift local` as a child process, started and stopped as a user would.
 
-Knows its command line, its "ready:" line and the model it needs. `ride` and the benchmarks call it.
+Knows its command line, its "ready:" line and the model it needs. `rush_run`, `rush_plan` call it.
 """
 
 from __future__ import annotations

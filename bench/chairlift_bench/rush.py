@@ -2,7 +2,7 @@
 
 `python -m chairlift_bench.rush` gets the model, measures the machine, derives objectives and load
 from that, runs all three through `chairlift local`, and writes a page and a picture. Exits 1 when
-any request failed. `make rush` calls it; `bench_demo` repeats its runs.
+any request failed. `make demo` calls it; `bench_demo` repeats its runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The lunch rush's objectives and load, from what one step costs on this machine. Pure.
 
-docs/decisions/0005 states the formula and why. Every machine gets the same rush relative to its own
+docs/decisions/0007 states the formula and why. Every machine gets the same rush relative to its own
 speed; all runs of it get the same requests at the same times. Called by `rush_load`.
 """
 
@@ -28,9 +28,9 @@ OBJECTIVE_PERCENT: Final = 95.0
 
 CALM_SHARE: Final = 0.2
 RUSH_SHARE: Final = 0.55
-CALM_S: Final = 25.0
-RUSH_S: Final = 35.0
-CALM_AGAIN_S: Final = 30.0
+CALM_S: Final = 20.0
+RUSH_S: Final = 26.0
+CALM_AGAIN_S: Final = 12.0
 
 STATIC_BATCH_SIZES: Final = (4, 8, 16, 32, 64)
 

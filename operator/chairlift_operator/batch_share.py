@@ -3,10 +3,10 @@ size, and before replicas. Pure.
 
 Interactive work takes slots and step tokens from batch work by itself, within a step. The share
 falls when that is not enough: batch decodes fill steps that first tokens wait for, or a machine is
-slower than its model. It falls at once and comes back slowly, more slowly each time that it had to
-fall again; all of it comes back when no interactive work is left. A queue of interactive requests
-is a warning: the share halves before anything is missed, and doubles again once the queue has been
-short for a while. Called by `replica_plan`.
+slower than its model. It falls at once and comes back in doubling steps, each after a rest that is
+longer each time that it had to fall again; all of it comes back when no interactive work is left.
+A queue of interactive requests is a warning: the share halves before anything is missed, and
+doubles again once the queue has been short for a while. Called by `replica_plan`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from chairlift_operator.spec import Objective, Slo
 from chairlift_operator.windows import Attainment
 
 SETTLE_S: Final = 15.0  # a window must pass before the share falls again for the same readings
-FIRST_DWELL_S: Final = 30.0
+FIRST_DWELL_S: Final = 15.0
 LONGEST_DWELL_S: Final = 480.0
-RAISE: Final = 0.1
 LEAST_SHARE: Final = 0.1  # less would start one request in a while, and hurt as much
+FIRST_RAISE: Final = 0.25  # from nothing; then it doubles, as every miss takes it back at once
 # A first token may be waited for; this much of its objective spent in the queue alone is a warning.
 QUEUE_SHARE: Final = 0.1
 # How long the queue must have been shorter, as a part of the dwell, before the warning is over.
-QUEUE_DWELL: Final = 2 / 3
+QUEUE_DWELL: Final = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ def _raised(given: LendingInput, current: float, rested_s: float) -> Lending | N
         higher = min(given.max_share, max(2 * current, LEAST_SHARE))
         return _moved(given, higher, f"no long queue for {short_s:.0f} s", is_warning=True)
     dwell_s = state.dwell_s * (1 if _is_certain(given.served) else 2)
-    if rested_s < dwell_s or not _is_met(given):
+    if rested_s < dwell_s or _queues(given) or not _is_met(given):
         return None
-    higher = min(given.max_share, round(current + RAISE, 2))
+    higher = min(given.max_share, max(2 * current, FIRST_RAISE))
     return _moved(given, higher, f"objectives met for {dwell_s:.0f} s")
 
 
@@ -195,8 +195,8 @@ def _is_met(given: LendingInput) -> bool:
 
 
 def _is_certain(served: Served) -> bool:
-    judged = (served.gaps, served.first_tokens)
-    return served.is_idle or all(seen is not None and not seen.low_sample for seen in judged)
+    """Gaps tell within seconds; first tokens are too few to, unless hundreds come a minute."""
+    return served.is_idle or (served.gaps is not None and not served.gaps.low_sample)
 
 
 def _judged(given: LendingInput) -> tuple[tuple[Attainment | None, Objective, str], ...]:

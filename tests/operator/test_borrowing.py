@@ -76,8 +76,11 @@ def lending(
         ({"first_tokens": BAD, "current": 0.15}, 0.0, "12 % of first tokens"),
         ({"gaps": BAD, "settled": False}, 0.8, "bounds"),
         ({"gaps": BAD, "rested_s": 5.0}, 0.8, "bounds"),
-        ({"current": 0.4}, 0.5, "objectives met for 30 s"),
-        ({"current": 0.4, "rested_s": 20.0}, 0.4, "bounds"),
+        ({"current": 0.2}, 0.4, "objectives met for 15 s"),
+        ({"current": 0.2, "first_tokens": seen(0.0, 9, True)}, 0.4, "objectives met for 15 s"),
+        ({"current": 0.2, "rested_s": 10.0}, 0.2, "bounds"),
+        ({"current": 0.0}, 0.25, "objectives met"),
+        ({"current": 0.0, "oldest_waiting_s": 0.2}, 0.0, "bounds"),
         ({"current": 0.75}, 0.8, "objectives met"),
         ({"current": 0.4, "gaps": None, "first_tokens": None}, 0.4, "bounds"),
         ({"current": 0.0, "first_tokens": BAD, "is_idle": True}, 0.8, "no interactive work"),
@@ -85,8 +88,8 @@ def lending(
         ({"oldest_waiting_s": 0.2, "settled": False}, 0.4, "a request has waited"),
         ({"oldest_waiting_s": 0.2, "rested_s": 5.0}, 0.8, "bounds"),
         ({"oldest_waiting_s": 0.05}, 0.8, "bounds"),
-        ({"current": 0.4, "gaps": seen(0.0, 9, True)}, 0.5, "met for 60 s"),
-        ({"current": 0.4, "gaps": seen(0.0, 9, True), "rested_s": 45.0}, 0.4, "bounds"),
+        ({"current": 0.2, "gaps": seen(0.0, 9, True)}, 0.4, "met for 30 s"),
+        ({"current": 0.2, "gaps": seen(0.0, 9, True), "rested_s": 20.0}, 0.2, "bounds"),
     ],
 )
 def test_the_share_falls_for_a_reason_and_comes_back_after_a_rest(
@@ -116,7 +119,7 @@ def test_a_share_that_had_to_fall_again_rests_longer_each_time() -> None:
         now_s += 1000
         base = LendingInput(0.5, 0.8, fine, Slo(), True, True, state, now_s)
         raised = lend(base)
-        assert raised.share == 0.6
+        assert raised.share == 0.8
         missed = replace(base, current=0.6, served=replace(fine, gaps=BAD), state=raised.state)
         state = lend(replace(missed, now_s=now_s + 20)).state
         rests.append(state.dwell_s)
