@@ -50,10 +50,8 @@ class Draw(NamedTuple):
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     """One token per row of logits [rows, vocabulary]."""
-    tokens = _pick(logits, draws)
-    if edited := [row for row, draw in enumerate(draws) if edits(draw.params, draw.position)]:
-        rows = [EditedRow(*draws[row]) for row in edited]
-        tokens[edited] = _pick(edit(logits[edited], rows), [draws[row] for row in edited])
+    edited = [row for row, draw in enumerate(draws) if edits(draw.params, draw.position)]
+    tokens = _pick_edited(logits, draws, edited) if edited else _pick(logits, draws)
     sampled = [Sampled(int(token)) for token in tokens.tolist()]
     if asked := [row for row, draw in enumerate(draws) if draw.params.num_logprobs is not None]:
         counts = [draws[row].params.num_logprobs or 0 for row in asked]
@@ -83,6 +81,15 @@ def token_logprobs(
     return found
 
 
+def _pick_edited(logits: Tensor, draws: Sequence[Draw], edited: Sequence[int]) -> Tensor:
+    tokens = logits.new_zeros(len(draws), dtype=torch.long)
+    if others := sorted(set(range(len(draws))).difference(edited)):
+        tokens[others] = _pick(logits[others], [draws[row] for row in others])
+    rows = [draws[row] for row in edited]
+    tokens[edited] = _pick(edit(logits[edited], [EditedRow(*row) for row in rows]), rows)
+    return tokens
+
+
 def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     tokens = logits.argmax(-1)
     plain: list[int] = []
@@ -96,7 +103,7 @@ def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
             cut[draw.params.top_k].append(row)
     if plain:
         picked = [draws[row] for row in plain]
-        weights = _weights(_scaled(logits[plain], picked), picked)
+        weights = _above_min_p(_scaled(logits[plain], picked).exp_(), picked)
         tokens[plain] = _invert(weights, picked)
     for top_k, rows in cut.items():
         tokens[rows] = _sample_cut(logits[rows], [draws[row] for row in rows], top_k)
@@ -110,13 +117,12 @@ def _scaled(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
 
 
-def _weights(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Unnormalised probabilities, the largest 1; none below min_p."""
-    weights = scaled.exp()
-    if any(draw.params.min_p > 0 for draw in draws):
-        min_p = torch.tensor([d.params.min_p for d in draws], device=scaled.device)
-        weights = torch.where(weights >= min_p[:, None], weights, 0)
-    return weights
+def _above_min_p(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Of unnormalised probabilities, the largest 1, those that min_p leaves."""
+    if all(draw.params.min_p == 0 for draw in draws):
+        return weights
+    min_p = torch.tensor([d.params.min_p for d in draws], device=weights.device)
+    return torch.where(weights >= min_p[:, None], weights, 0)
 
 
 def _sample_cut(logits: Tensor, draws: Sequence[Draw], top_k: int) -> Tensor:
@@ -129,16 +135,18 @@ def _sample_cut(logits: Tensor, draws: Sequence[Draw], top_k: int) -> Tensor:
     vocabulary = scaled.shape[1]
     num_candidates = min(top_k or NUCLEUS_CANDIDATES, vocabulary)
     best, ids = _likeliest(scaled, num_candidates)
-    weights = _weights(best, draws)
+    weights = _above_min_p(best.exp(), draws)
     top_p = torch.tensor([d.params.top_p for d in draws], device=logits.device)[:, None]
-    total = (weights if top_k else _weights(scaled, draws)).sum(-1, keepdim=True)
+    total = (weights if top_k else _above_min_p(scaled.exp(), draws)).sum(-1, keepdim=True)
     tokens = _sample_nucleus(weights, ids, top_p * total, draws)
     if not top_k and num_candidates < vocabulary:
         wide = (weights.sum(-1, keepdim=True) < top_p * total).squeeze(-1).nonzero().flatten()
         if len(wide):
             best, ids = _likeliest(scaled[wide], vocabulary)
             some = [draws[int(row)] for row in wide]
-            tokens[wide] = _sample_nucleus(_weights(best, some), ids, (top_p * total)[wide], some)
+            tokens[wide] = _sample_nucleus(
+                _above_min_p(best.exp(), some), ids, (top_p * total)[wide], some
+            )
     return tokens
 
 
