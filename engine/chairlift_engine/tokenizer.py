@@ -167,10 +167,11 @@ class HfTokenizer:
             )
         except Exception as error:  # whatever the model's own template raises, in its own words
             raise ChatTemplateError(f"messages: the model's chat template: {error}") from error
-        ids: list[int] = []
-        for part in prompt.split(cut):
-            ids += self._tokenizer.encode(_utf8(part).decode(), add_special_tokens=False)
-        return ids
+        parts = [_utf8(part).decode() for part in prompt.split(cut)]
+        encoded = self._tokenizer(
+            parts, add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
+        return [token_id for ids in encoded["input_ids"] for token_id in ids]
 
     def _is_control(self, token_id: int) -> bool:
         special: bool = self._tokenizer.added_tokens_decoder[token_id].special
