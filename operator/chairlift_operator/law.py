@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import NormalDist
 from typing import Final
 
 from chairlift_operator.spec_values import BLOCK_TOKENS, Bounds
 from chairlift_operator.step_time import StepCosts
-from chairlift_operator.windows import Attainment
+from chairlift_operator.windows import Attainment, wilson_bounds
 
-MARGIN: Final = 0.90  # of the objective: the model's error and a step's noise live in the rest
+MARGIN: Final = 0.85  # of the objective: the model's error and a step's noise live in the rest
 DEAD_BAND: Final = 0.10
 # Narrower on the way down: a tenth too high would use up the whole margin.
 DEAD_BAND_DOWN: Final = 0.05
@@ -35,7 +36,8 @@ MIN_APP_LIMITED_BATCH: Final = 4
 BINDING_SHARE: Final = 0.9
 
 TRIM_MIN: Final = 0.7
-TRIM_DOWN: Final = 0.04
+TRIM_SPREAD: Final = 0.10  # relative spread of full steps about the model: a CPU's, measured
+TRIM_MOST: Final = 0.85  # in one go
 TRIM_UP: Final = 1.002
 TRIM_INTERVAL_S: Final = 15.0  # a window must pass before the same readings may trim again
 TRIM_EVENTS: Final = 200
@@ -200,13 +202,27 @@ def guarded(
     return math.floor(wanted)
 
 
-def trimmed(kappa: float, seen: Attainment | None, bad_budget: float) -> float:
-    """The target's trim, from readings taken since the last move: model error shows only here."""
-    if seen is None or seen.low_sample:
+def trimmed(
+    kappa: float, seen: Attainment | None, bad_budget: float, full_share: float = 1.0
+) -> float:
+    """The target's trim, from readings taken since the last move: model error shows only here.
+
+    full_share: of the steps, those whose budget was used up. What is bad is bad in these, and a
+    request that lives through a burst sees hardly any others, so the objective is held there. If
+    full steps spread like a normal distribution, the share beyond the threshold tells where their
+    mean lies, and so the factor to where it should.
+    """
+    if seen is None:
         return kappa
-    if seen.lower > bad_budget:
-        excess = min(1.0, (seen.bad_share - bad_budget) / bad_budget)
-        return max(TRIM_MIN, kappa * (1 - TRIM_DOWN * excess))
+    count = seen.num_independent * full_share
+    bad_share = min(0.99, seen.bad_share / full_share) if count >= EMERGENCY_EVENTS else 0.0
+    if wilson_bounds(bad_share, count)[0] > bad_budget:
+        spreads = NormalDist().inv_cdf
+        wanted, found = spreads(1 - bad_budget), spreads(1 - bad_share)
+        factor = (1 - TRIM_SPREAD * wanted) / (1 - TRIM_SPREAD * found)
+        return max(TRIM_MIN, kappa * max(TRIM_MOST, factor))
+    if seen.low_sample:
+        return kappa
     if seen.bad_share < bad_budget / 10 and seen.num_independent >= TRIM_EVENTS:
         return min(1.0, kappa * TRIM_UP)
     return kappa

@@ -38,7 +38,8 @@ class Readings:
     """What a replica's memory and sample say now.
 
     failure: why this tick's sample is unusable. since_move: gaps since the last move, for the law;
-    inter_token and first_token: over all that is remembered, for people.
+    inter_token and first_token: over all that is remembered, for people. full_share: of the steps
+    that since_move tells of, those whose budget was used up.
     """
 
     failure: str | None
@@ -52,6 +53,7 @@ class Readings:
     first_token: Attainment | None
     first_since_lending: Attainment | None
     first_just_now: Attainment | None
+    full_share: float
 
     @property
     def served(self) -> Served:
@@ -122,19 +124,40 @@ def read(
     inter_token = attainment(histories, gaps, budget, now_s)
     latest = memory.history.latest
     recent = memory.history.within(PREEMPTION_WINDOW_S, now_s)
+    since_move = attainment(histories, gaps, budget, now_s, moved_at_s)
     return Readings(
         failure=failure,
         health=_health(memory.history, failure, inter_token, now_s),
         age_s=max(0.0, now_s - (latest.at_s if latest else memory.first_seen_s)),
         demand=demand_of(memory.history, seen, now_s),
         preempting=(recent.increase("num_preemptions") or 0) > 0,
-        since_move=attainment(histories, gaps, budget, now_s, moved_at_s),
+        since_move=since_move,
         just_now=attainment_over(histories, gaps, SHORT_WINDOW_S, now_s, moved_at_s),
         inter_token=inter_token,
         first_token=attainment(histories, first, first_budget, now_s),
         first_since_lending=attainment(histories, first, first_budget, now_s, lending_at_s),
         first_just_now=attainment_over(histories, first, SHORT_WINDOW_S, now_s, lending_at_s),
+        full_share=_full_share(memory.history, seen, since_move, moved_at_s, now_s),
     )
+
+
+def _full_share(
+    history: History,
+    seen: ReplicaSnapshot,
+    since_move: Attainment | None,
+    moved_at_s: float,
+    now_s: float,
+) -> float:
+    """As if prefill came in full steps only; all of them where it cannot be told."""
+    if since_move is None or seen.policy is None:
+        return 1.0
+    window = history.within(since_move.window_s, now_s, moved_at_s)
+    steps, decodes = window.increase("num_steps"), window.increase("step_decode_seqs")
+    prefill = window.increase("step_prefill_tokens")
+    if not steps or decodes is None or prefill is None:
+        return 1.0
+    room_tokens = seen.policy.effective.step_tokens * steps - decodes
+    return min(1.0, prefill / room_tokens) if room_tokens > 0 else 1.0
 
 
 def _health(history: History, failure: str | None, gaps: Attainment | None, now_s: float) -> Health:

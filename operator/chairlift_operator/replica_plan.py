@@ -171,6 +171,7 @@ def _tuned(
             demand=readings.demand,
             model=memory.model,
             seen=readings.since_move,
+            full_share=readings.full_share,
             recent=readings.just_now,
             kv_tokens=capacity.kv_tokens,
             preempting=readings.preempting,

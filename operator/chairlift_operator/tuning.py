@@ -33,6 +33,7 @@ class TuningInput:
     """seen: attainment since the last move, over what is needed to tell; recent: 15 s of it.
 
     lend_share: what batch work may hold, 0 while more slots for it would cost first tokens.
+    full_share: of the steps seen, those whose budget was used up.
     """
 
     current: Knobs
@@ -49,6 +50,7 @@ class TuningInput:
     state: TuningState
     now_s: float
     lend_share: float = 0.0
+    full_share: float = 1.0
 
     @property
     def target_s(self) -> float:
@@ -98,7 +100,7 @@ def tune(given: TuningInput) -> TuningOutcome:
 
 def _trim(given: TuningInput) -> TuningState:
     state = given.state
-    kappa = law.trimmed(state.kappa, given.seen, given.bad_budget)
+    kappa = law.trimmed(state.kappa, given.seen, given.bad_budget, given.full_share)
     too_soon = given.now_s - state.trimmed_at_s < law.TRIM_INTERVAL_S
     if kappa == state.kappa or (kappa < state.kappa and too_soon):
         return state

@@ -9,6 +9,7 @@ import pytest
 from chairlift_bench import rush_formula
 from chairlift_bench.arrivals import Arrival, read_arrivals, with_lengths_divided
 from chairlift_bench.outcomes import Slo
+from chairlift_operator.law import MARGIN
 from chairlift_operator.step_time import StepCosts
 
 MACHINES = {
@@ -33,7 +34,7 @@ def test_the_gap_objective_leaves_the_margin_above_sixteen_decodes_and_a_piece_o
     costs: StepCosts,
 ) -> None:
     slo = slo_of(costs)
-    assert 0.9 * slo.gap_s == pytest.approx(costs.step_s(16, 64, 0.0), abs=1e-3)
+    assert MARGIN * slo.gap_s == pytest.approx(costs.step_s(16, 64, 0.0), abs=1e-3)
     assert slo.ttft_s == pytest.approx(2.5 * 511 / 64 * costs.step_s(16, 64, 0.0), rel=0.02)
 
 

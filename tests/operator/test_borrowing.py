@@ -214,7 +214,8 @@ def test_a_machine_that_turns_slow_takes_the_slots_back_and_lends_them_again_lat
     engine.costs = scaled(2.5)
     slow = list(close_loop(pool, engine, last.plan.memory, 240.0))
     taken = next(t for t in slow if t.plan.replicas[0].batch_share == 0.0)
-    assert taken.at_s <= 120.0 + BORROWING.borrowing.return_within_s
+    # A tick comes at the end of a step, so up to one of them late.
+    assert taken.at_s - last.at_s <= BORROWING.borrowing.return_within_s + 0.1
     sentences = [d.sentence for t in slow for d in t.plan.decisions if d.field == "batchShare"]
     assert sentences[0].startswith("batch share 0.8→0: ")
     engine.costs = REFERENCE

@@ -123,12 +123,30 @@ def test_the_floor_leaves_a_block_of_prefill_beside_the_running_decodes() -> Non
 
 
 @given(st.floats(0.7, 1), st.floats(0, 1), st.floats(1, 5000), st.floats(0.01, 0.2))
-def test_the_trim_stays_in_its_range_and_moves_a_few_percent_at_most(
+def test_the_trim_stays_in_its_range_and_moves_a_little_at_a_time(
     kappa: float, share: float, independent: float, budget: float
 ) -> None:
     after = law.trimmed(kappa, _seen(share, independent), budget)
-    assert 0.7 <= after <= 1 and after / kappa >= 0.96 - 1e-9 and after / kappa <= 1.002 + 1e-9
+    assert 0.7 <= after <= 1 and after / kappa >= 0.85 - 1e-9 and after / kappa <= 1.002 + 1e-9
     assert law.trimmed(kappa, None, budget) == kappa
+
+
+@pytest.mark.parametrize(
+    ("bad_share", "full_share", "factor"),
+    [
+        (0.05, 1.0, 1.0),  # just met
+        (0.04, 1.0, 1.0),
+        (0.20, 1.0, 0.8355 / 0.9158),  # z of 0.05 is 1.645, of 0.2 it is 0.842
+        (0.05, 0.25, 0.8355 / 0.9158),  # all of it in a quarter of the steps
+        (0.50, 1.0, 0.85),
+        (0.04, 0.02, 1.0),  # four full steps of two hundred tell nothing
+    ],
+)
+def test_the_target_is_trimmed_by_what_is_bad_in_full_steps(
+    bad_share: float, full_share: float, factor: float
+) -> None:
+    after = law.trimmed(1.0, _seen(bad_share, 200.0), 0.05, full_share)
+    assert after == pytest.approx(factor, abs=1e-3)
 
 
 def test_an_emergency_needs_many_bad_events_and_more_than_one_step_of_them() -> None:
