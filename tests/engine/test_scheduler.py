@@ -13,6 +13,7 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.prompts import MAX_TIMES_PASSED
 from chairlift_engine.request import FinishReason, Request, SamplingParams
+from chairlift_engine.runner import Sampled
 from chairlift_engine.scheduler import Scheduler, StepPlan, TokenEvent
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 from chairlift_protocol.wire import RequestClass
@@ -73,7 +74,7 @@ class Bench:
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule(self.now_s)
-        sampled = [token_of(c.request) for c in plan.chunks if c.samples]
+        sampled = [Sampled(token_of(c.request)) for c in plan.chunks if c.samples]
         self.now_s += 1.0
         self.events += self.scheduler.commit(plan, sampled, self.now_s)
         self.plans.append(plan)
@@ -88,6 +89,15 @@ class Bench:
 
     def running(self) -> list[str]:
         return [r.id for r in self.scheduler.residency.running]
+
+
+def test_a_stop_token_ends_nothing_before_min_tokens_are_out() -> None:
+    ride = bench()
+    stops = frozenset(1300 + position for position in (0, 2, 5))
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=stops, min_tokens=3)
+    ride.scheduler.add(Request("a", [1, 2, 3], sampling, arrival_s=0.0))
+    ride.run()
+    assert [e.finish_reason for e in ride.events] == [None] * 5 + [FinishReason.STOP]
 
 
 def token_of(request: Request) -> int:

@@ -12,16 +12,17 @@ import pytest
 from chairlift_engine.clock import MonotonicClock
 from chairlift_engine.simulator import Profile, SimulatorRunner
 
-# Four answers of 1,500 tokens: with an event for each step a megabyte, and the buffers below take
-# a tenth of that.
+# Answers of 1,500 tokens: their text alone, in however few events, is more than the sockets below
+# take, and with an event for each step they are megabytes.
+NUM_ANSWERS = 14
 BODY = {
     "model": "echo",
-    "prompt": ["one", "two", "three", "four"],
+    "prompt": [f"number {index}" for index in range(NUM_ANSWERS)],
     "max_tokens": 1500,
     "ignore_eos": True,
     "stream": True,
 }
-NUM_BLOCKS = 1000
+NUM_BLOCKS = 2000
 MOST_BUFFERED_BYTES = 80_000  # asyncio pauses a writer at 64 KiB
 
 
@@ -69,8 +70,8 @@ def test_a_reader_that_does_not_read_frees_its_slot_and_bounds_its_buffer(reader
         events = [line.removeprefix("data: ") for line in received if line.startswith("data: ")]
     assert events.pop() == "[DONE]\n"
     choices = [choice for event in events for choice in json.loads(event)["choices"]]
-    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"] * 4
-    for index in range(4):
+    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"] * NUM_ANSWERS
+    for index in range(NUM_ANSWERS):
         text = "".join(c["text"] for c in choices if c["index"] == index)
         assert text == whole[index]["text"] and len(text) == 1500
 
