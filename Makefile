@@ -27,6 +27,15 @@ demo: $(STAMP) ## a lunch rush with a real model on this machine: static, fixed 
 bench-demo: $(STAMP) ## the demo in three alternating rounds, medians and spread (25 minutes)
 	@$(PY) -m chairlift_bench.bench_demo
 
+bench-simulator: $(STAMP) ## how fast simulated time passes: an hour of the Azure trace
+	@$(PY) -m chairlift_bench.bench_simulator
+
+bench-fairness: $(STAMP) ## what one tenant's flood does to another's chat, and shares by weight (simulated)
+	@$(PY) -m chairlift_bench.bench_fairness
+
+bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones behind it (simulated)
+	@$(PY) -m chairlift_bench.bench_longprompt
+
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
@@ -55,4 +64,5 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-scheduler fuzz test model lint lock clean
+.PHONY: help setup demo bench-demo bench-scheduler bench-simulator bench-fairness bench-longprompt fuzz test model \
+	lint lock clean

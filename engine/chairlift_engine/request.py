@@ -13,6 +13,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the model's length
     ABORT = "abort"  # the client left, or the server gave up
     ERROR = "error"  # the forward pass failed
+    MEMORY = "out_of_memory"  # its step did not fit into memory; the engine goes on
+    QUEUE_TIMEOUT = "queue_timeout"  # not started in its time
+    DEADLINE = "deadline"  # started, and not finished in its time
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is all that was asked for."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Phase(StrEnum):

@@ -14,19 +14,13 @@ from typing import NamedTuple
 from chairlift_engine.config import Capacity
 from chairlift_engine.continuous_batching import ContinuousBatching
 from chairlift_engine.explain import Explanation, explain
+from chairlift_engine.live_policy import LivePolicy
+from chairlift_engine.memory_limit import MemoryLimit
 from chairlift_engine.request import FinishReason, Phase, Request
 from chairlift_engine.residency import BATCH, Residency
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.static_batching import StaticBatching
 from chairlift_protocol.policy import Policy
-
-
-class StalePolicy(ValueError):
-    """A policy whose generation is not newer than the one in force."""
-
-
-class PolicyOutOfRange(ValueError):
-    """A policy that the start-up capacity cannot hold."""
 
 
 class Refusal(NamedTuple):
@@ -64,8 +58,8 @@ class StepPlan:
 
 class Scheduler:
     def __init__(self, capacity: Capacity, policy: Policy) -> None:
-        check_range(policy, capacity)
         self.capacity = capacity
+        self._live = LivePolicy(capacity, policy)
         self.residency = Residency(capacity, policy)
         self._continuous = ContinuousBatching(self.residency)
         self._static = StaticBatching(self.residency)
@@ -73,8 +67,18 @@ class Scheduler:
         self._scheduled_s = 0.0
 
     @property
+    def desired(self) -> Policy:
+        """The policy as it was set."""
+        return self._live.desired
+
+    @property
     def policy(self) -> Policy:
+        """What is in force: less than desired while there is a limit."""
         return self.residency.policy
+
+    @property
+    def limit(self) -> MemoryLimit | None:
+        return self._live.limit
 
     def add(self, request: Request) -> None:
         """Queue a request that fits `Capacity.longest_prompt_tokens`; its id must be unused."""
@@ -87,18 +91,26 @@ class Scheduler:
         return self.residency.forget(request_id)
 
     def set_policy(self, policy: Policy) -> None:
-        """Take effect from the next step; lowering drains. The policy in force again is no error.
+        """Take effect from the next step; lowering drains. The desired policy again is no error.
 
         Raises StalePolicy or PolicyOutOfRange, and then changes nothing.
         """
-        if policy == self.policy:
-            return
-        if policy.generation <= self.policy.generation:
-            raise StalePolicy(
-                f"generation {policy.generation.to_json()} is not newer than "
-                f"{self.policy.generation.to_json()}, which is in force"
-            )
-        check_range(policy, self.capacity)
+        self._live.set(policy)
+        self._use_policy()
+
+    def set_limit(self, limit: MemoryLimit | None) -> None:
+        """Keep the desired policy, but carry out no more than `limit` of it."""
+        self._live.limit = limit
+        self._use_policy()
+
+    def fail(self, plan: StepPlan) -> tuple[Request, ...]:
+        """This step could not be computed: forget its requests and free what they hold."""
+        self.discard(plan)
+        forgotten = [self.residency.forget(chunk.request.id) for chunk in plan.chunks]
+        return tuple(request for request in forgotten if request is not None)
+
+    def _use_policy(self) -> None:
+        policy = self._live.effective
         if policy.scheduling != self.policy.scheduling:
             self._static = StaticBatching(self.residency)
         self.residency.set_policy(policy)
@@ -227,21 +239,3 @@ class Scheduler:
         elif request.num_tokens >= request.num_final_tokens:
             reason = FinishReason.LENGTH
         return TokenEvent(request, token_id, gap_s, reason)
-
-
-def check_range(policy: Policy, capacity: Capacity) -> None:
-    """Raise PolicyOutOfRange, naming the field and the capacity, unless the policy fits."""
-    for name, value, minimum, maximum in (
-        ("batch_size", policy.batch_size, 1, capacity.batch_size),
-        ("step_tokens", policy.step_tokens, capacity.block_tokens, capacity.step_tokens),
-        ("chunk_tokens", policy.chunk_tokens, capacity.block_tokens, capacity.step_tokens),
-    ):
-        if value < minimum:
-            raise PolicyOutOfRange(
-                f"{name}: {value} is below {minimum}, the least this engine can work with"
-            )
-        if value > maximum:
-            raise PolicyOutOfRange(
-                f"{name}: {value} is above this engine's capacity of {maximum}; lower it, or "
-                f"restart the engine with more"
-            )

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chairlift_engine.clock import Clock
 from chairlift_engine.server import errors
 from chairlift_engine.server.answer import Answer
-from chairlift_engine.server.body_reader import ignored_header, receive_body
+from chairlift_engine.server.body_reader import ignored_header
 from chairlift_engine.server.order import Order, OrderTaker
 from chairlift_engine.server.origin import Origin, origin_of
 from chairlift_engine.server.replica import Replica
@@ -33,7 +33,7 @@ STARTED: Final = int(time.time())
 
 def public_app(replica: Replica, internal_token: str | None, clock: Clock) -> ASGIApp:
     app = FastAPI(openapi_url=None)
-    errors.install(app)
+    errors.install(app, replica.observe_error)
     _add_generation(app, replica, internal_token, clock)
     _add_model(app, replica)
     _add_health(app, replica)
@@ -44,11 +44,11 @@ def _add_generation(
     app: FastAPI, replica: Replica, internal_token: str | None, clock: Clock
 ) -> None:
     async def answer(request: Request, take: TakeOrder, shape: Shape) -> Response:
-        serving = replica.serving
+        serving = replica.check_open()
         origin = origin_of(request.headers, internal_token, clock.now_s())
-        replica.check_open()
-        raw = await receive_body(request)
-        return Answer(replica, partial(take, serving.orders, raw, origin), shape)
+        serving.door.check(origin)
+        body = replica.bodies.body()
+        return Answer(replica, body, origin, partial(take, serving.orders), shape)
 
     @app.post(wire.COMPLETIONS_PATH)
     async def completions(request: Request) -> Response:
@@ -75,8 +75,9 @@ def _add_model(app: FastAPI, replica: Replica) -> None:
     @app.post(wire.TOKENIZE_PATH)
     async def tokenize(request: Request) -> Response:
         serving = replica.serving
-        raw = await receive_body(request)
-        tokens, ignored = await serving.in_pool(partial(serving.orders.tokens, raw))
+        with replica.bodies.body() as held:
+            await held.receive(request)
+            tokens, ignored = await serving.in_pool(partial(serving.orders.tokens, held.raw))
         body = {
             "count": len(tokens),
             "max_model_len": serving.capacity.model_length_tokens,
@@ -104,7 +105,7 @@ def _add_health(app: FastAPI, replica: Replica) -> None:
 
     @app.get(wire.METRICS_PATH)
     async def metrics() -> Response:
-        return Response(replica.serving.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(replica.serving.bridge.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
 class _Stamp:
