@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from chairlift_engine.blocks import BlockPool
 from chairlift_engine.config import Capacity
-from chairlift_engine.prefix_keys import extend_keys, root_key
+from chairlift_engine.prefix_keys import extend_keys
 from chairlift_engine.request import Phase, Request
 from chairlift_engine.tenancy import CACHED_COST, Tenants
 from chairlift_protocol.policy import Policy
@@ -139,8 +139,8 @@ class Residency:
     def prefix_key(self, request: Request, index: int) -> bytes:
         """Of its block number `index`, which is full."""
         if index >= len(request.block_keys):
-            root = root_key(None if self.capacity.share_prefixes else request.tenant)
-            extend_keys(request, root, index + 1, self.blocks.block_tokens)
+            shared = self.capacity.share_prefixes
+            extend_keys(request, index + 1, self.blocks.block_tokens, shared)
         return request.block_keys[index]
 
     def start(self, request: Request, found: Sequence[int], num_blocks: int, now_s: float) -> None:

@@ -190,8 +190,7 @@ class Scheduler:
         make, append = tuple.__new__, events.append
         for (request, start, _), token_id in zip(chunks, tokens, strict=False):
             request.num_computed_tokens = num_computed = start + 1
-            token_ids = request.token_ids
-            token_ids.append(token_id)
+            request.token_ids.append(token_id)
             last_token_s = request.last_token_s
             request.last_token_s = now_s
             if num_computed % block_tokens == 0:
@@ -200,7 +199,7 @@ class Scheduler:
             reason = None
             if token_id in request.sampling.stop_token_ids:
                 reason = FinishReason.STOP
-            elif len(token_ids) >= request.num_final_tokens:
+            elif num_computed + 1 >= request.num_final_tokens:
                 reason = FinishReason.LENGTH
             gap_s = None if last_token_s is None else now_s - last_token_s
             append(make(TokenEvent, (request, token_id, gap_s, reason)))
