@@ -192,10 +192,9 @@ class Residency:
     def publish(self, request: Request) -> None:
         """Let others find the blocks that it has filled."""
         num_full = request.num_computed_tokens // self.blocks.block_tokens
-        num_published = request.num_published_blocks
-        if num_full > num_published:
+        if num_full > request.num_published_blocks:
             self.prefix_key(request, num_full - 1)
-            for index in range(num_published, num_full):
+            for index in range(request.num_published_blocks, num_full):
                 self.blocks.publish(request.block_ids[index], request.block_keys[index])
             request.num_published_blocks = num_full
 
