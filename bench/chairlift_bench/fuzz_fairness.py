@@ -24,7 +24,7 @@ _Key = tuple[RequestClass, str]
 class FairnessWatch:
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
-        self._costliest = 0.0
+        self._costliest = PROMPT_COST
         self._served: dict[_Key, float] = defaultdict(float)
         self._gaps_at_start: dict[tuple[_Key, _Key], float] = {}
         self.broken = ""
@@ -47,9 +47,11 @@ class FairnessWatch:
 
     def observe(self, scheduler: Scheduler) -> None:
         backlogged = self._backlogged(scheduler)
+        # Guaranteed seats go to who waited longest, whoever it is.
+        unordered = (RequestClass.BATCH,) if scheduler.residency.num_seats_held else ()
         gaps_at_start: dict[tuple[_Key, _Key], float] = {}
         for pair in combinations(sorted(backlogged), 2):
-            if pair[0][0] is pair[1][0]:
+            if pair[0][0] is pair[1][0] and pair[0][0] not in unordered:
                 gap = self._gap(scheduler, pair)
                 gaps_at_start[pair] = self._gaps_at_start.get(pair, gap)
                 self._compare(scheduler, pair, abs(gap - gaps_at_start[pair]))

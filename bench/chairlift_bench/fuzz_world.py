@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from chairlift_bench.fuzz_fairness import FairnessWatch
+from chairlift_engine.audit import audit
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.residency import MAX_PREEMPTIONS
@@ -202,7 +203,7 @@ class World:
     def _check_state(self, plan: StepPlan) -> None:
         residency = self.scheduler.residency
         try:
-            residency.check()
+            audit(residency)
         except AssertionError as error:
             raise Broken("state", str(error)) from error
         self.counts["preemptions"] += plan.num_preemptions

@@ -15,6 +15,7 @@ FORGETTING: Final = 0.99
 NOISE: Final = 0.05  # of a step's time, relative
 MIN_STEPS: Final = 16
 MIN_STEP_S: Final = 1e-6  # no clock is finer, and nothing computes in less
+HEADROOM: Final = 0.95  # a step predicted at the objective misses it every other time
 MAX_PAUSED_STEPS: Final = 8
 # Prior standard deviations, in seconds: of what is new, most is ascribed to the fixed part.
 _PRIOR: Final = (1.0, 1e-2, 1e-3)
@@ -83,7 +84,7 @@ class PrefillPause:
 
     def limit(self, budget_tokens: int, num_decodes: int, objective_s: float, now_s: float) -> int:
         """Of the prefill tokens that the budget would allow beside these decodes."""
-        left_s = objective_s - (now_s - self._last_step_ended_s)
+        left_s = HEADROOM * objective_s - (now_s - self._last_step_ended_s)
         within = self._pace.prefill_tokens_within(left_s, num_decodes)
         if within is None or within >= budget_tokens:
             self._num_paused_steps = 0

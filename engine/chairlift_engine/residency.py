@@ -22,7 +22,7 @@ from chairlift_protocol.wire import RequestClass
 INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
 # After yielding so often a request starts again only with all the blocks it can ever need.
 MAX_PREEMPTIONS = 4
-MAX_SIZE_BITS = 64
+MAX_SIZE_BITS = 64  # of a prompt's length in tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,8 @@ class Residency:
         self.num_seats_held = 0
         self.num_preemptions = 0
         self.step = 0  # the one being planned
-        # Decoding requests whose next token lies beyond their last block.
-        self.outgrown: dict[Request, None] = {}
-        # Batch work by the time it began to wait.
-        self.batch_queue: OrderedDict[Request, None] = OrderedDict()
+        self.outgrown: dict[Request, None] = {}  # decoding beyond their last block
+        self.batch_queue: OrderedDict[Request, None] = OrderedDict()  # by when they began to wait
         self.worn_out_batch: dict[Request, None] = {}  # of it what yielded too often
         self._requests: dict[str, Request] = {}
         self._num_enqueued = 0
@@ -100,10 +98,8 @@ class Residency:
     @property
     def waiting(self) -> dict[RequestClass, list[Request]]:
         """By tenant; each tenant's in the order they will start."""
-        return {
-            request_class: [r for account in ledger.active.values() for r in account.waiting]
-            for request_class, ledger in self.tenants.ledgers.items()
-        }
+        ledgers = self.tenants.ledgers.items()
+        return {c: [r for a in ledger.active.values() for r in a.waiting] for c, ledger in ledgers}
 
     def enqueue(self, request: Request) -> None:
         assert request.id not in self._requests, f"request id {request.id!r} is in use"
@@ -117,10 +113,8 @@ class Residency:
         """Drop a request wherever it is and free what it holds; None when it is unknown."""
         request = self._requests.get(request_id)
         if request is not None:
-            if request.phase is Phase.WAITING:
-                self._unqueue(request)
-            else:
-                self._stop(request)
+            leave = self._unqueue if request.phase is Phase.WAITING else self._stop
+            leave(request)
             self._end(request)
         return request
 
@@ -218,8 +212,10 @@ class Residency:
 
     def is_oldest(self, request: Request) -> bool:
         """Of its class, whether they wait or run."""
-        own = (r for r in self._requests.values() if r.request_class is request.request_class)
-        return all(request.number <= other.number for other in own)
+        own = (
+            r.number for r in self._requests.values() if r.request_class is request.request_class
+        )
+        return request.number == min(own)
 
     def running_of(self, request_class: RequestClass) -> list[Request]:
         return [r for r in self.running if r.request_class is request_class]
@@ -227,33 +223,10 @@ class Residency:
     def has_shorter_prompt(self, request: Request) -> bool:
         """Whether a prompt of its class that waits or has begun is much shorter than its rest."""
         size = request.num_uncomputed_tokens.bit_length()
-        if any(self._num_waiting_of_size[request.request_class][:size]):
-            return True
         begun = self.prefilling[request.request_class]
-        return any(r.num_uncomputed_tokens.bit_length() < size for r in begun)
-
-    def check(self) -> None:
-        """Walk everything: AssertionError names what does not add up."""
-        self.blocks.check([r.block_ids for r in self.running])
-        waiting = [r for queue in self.waiting.values() for r in queue]
-        assert {*waiting, *self.running} == set(self._requests.values())
-        assert len(waiting) == sum(self.num_waiting.values())
-        assert all(not r.block_ids and r.phase is Phase.WAITING for r in waiting)
-        assert self._waiting_prefill_tokens == sum(r.num_tokens for r in waiting)
-        assert self.running.keys() == {
-            *self.decoding,
-            *(r for p in self.prefilling.values() for r in p),
-        }
-        assert self.num_seats_held == sum(r.holds_seat for r in self.running)
-        for request in self.running:
-            num_slots = len(request.block_ids) * self.blocks.block_tokens
-            assert request.num_computed_tokens <= num_slots, f"{request} writes past its blocks"
-            assert request in self.outgrown or request.num_tokens <= num_slots, f"{request}"
-        for name, tenant in self.tenants.with_work.items():
-            own = [r for r in self.running if r.tenant == name]
-            assert tenant.num_running == len(own)
-            assert tenant.num_blocks == sum(len(r.block_ids) for r in own)
-            assert tenant.num_waiting == sum(r.tenant == name for r in waiting)
+        return any(self._num_waiting_of_size[request.request_class][:size]) or any(
+            other.num_uncomputed_tokens.bit_length() < size for other in begun
+        )
 
     def gauges(self) -> Gauges:
         return Gauges(
@@ -266,8 +239,8 @@ class Residency:
             prefix_query_tokens=self._prefix_query_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
             tenants={
-                name: TenantGauge(tenant.num_running, tenant.num_waiting)
-                for name, tenant in self.tenants.with_work.items()
+                name: TenantGauge(t.num_running, t.num_waiting)
+                for name, t in self.tenants.with_work.items()
             },
         )
 

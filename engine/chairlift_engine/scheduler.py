@@ -1,9 +1,8 @@
-"""Which tokens the next step computes: continuous batching under one token budget. Pure.
+"""What the next step computes, and what becomes of it: scheduling as the engine sees it. Pure.
 
-Each step (Sarathi-Serve, OSDI'24): every running request's next token first, then chunks of the
-prompts already begun, then new admissions, until `step_tokens` are planned. So a stream never waits
-for somebody else's prompt, and a slot that empties is refilled in the next step. Interactive work
-strictly precedes batch work. Knows no torch, no clock and no HTTP; called by `engine.Engine` only.
+`continuous_batching` (or `static_batching`, the baseline) plans; here requests come and go, policies
+change, and computed tokens are taken in. Knows no torch, no clock and no HTTP; called by
+`engine.Engine` only.
 """
 
 from __future__ import annotations
@@ -12,20 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chairlift_engine.admission import Admission
 from chairlift_engine.config import Capacity
-from chairlift_engine.draft import Draft
+from chairlift_engine.continuous_batching import ContinuousBatching
 from chairlift_engine.explain import Explanation, explain
-from chairlift_engine.guarantee import BatchGuarantee
 from chairlift_engine.memory_limit import MemoryLimit
-from chairlift_engine.pace import PrefillPause
-from chairlift_engine.prompts import PromptPass
 from chairlift_engine.request import FinishReason, Phase, Request
-from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
+from chairlift_engine.residency import BATCH, Residency
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.static_batching import StaticBatching
-from chairlift_engine.tenancy import OUTPUT_COST
-from chairlift_engine.yielding import grow
 from chairlift_protocol.policy import Policy
 
 
@@ -79,11 +72,8 @@ class Scheduler:
         self.desired = policy
         self.limit: MemoryLimit | None = None
         self.residency = Residency(capacity, policy)
-        self._admission = Admission(self.residency)
-        self._guarantee = BatchGuarantee(self.residency, self._admission)
+        self._continuous = ContinuousBatching(self.residency)
         self._static = StaticBatching(self.residency)
-        self._pause = PrefillPause(capacity.block_tokens)
-        self._draft = Draft(self.residency, 0, 0)
         self._longest_tokens = min(capacity.model_length_tokens, capacity.kv_tokens)
         self._scheduled_s = 0.0
 
@@ -149,7 +139,7 @@ class Scheduler:
             decodes, prefills = self._static.plan(now_s)
             retry_after_s = self._static.fill_wait_left_s(now_s)
         else:
-            decodes, prefills = self._plan_continuous(now_s)
+            decodes, prefills = self._continuous.plan(now_s)
         return StepPlan(
             chunks=(*decodes, *prefills),
             num_decode_seqs=len(decodes),
@@ -163,9 +153,9 @@ class Scheduler:
         self, plan: StepPlan, sampled: Sequence[int], now_s: float
     ) -> tuple[TokenEvent, ...]:
         """Take in a computed step: one sampled token per chunk that samples, in order."""
-        step_s = now_s - self._scheduled_s
-        self._pause.observe(step_s, plan.num_decode_seqs, plan.num_prefill_tokens, now_s)
-        self._draft = Draft(self.residency, 0, 0)
+        self._continuous.pause.observe(
+            now_s - self._scheduled_s, plan.num_decode_seqs, plan.num_prefill_tokens, now_s
+        )
         tokens = iter(sampled)
         events: list[TokenEvent] = []
         if self.policy.scheduling == "static":
@@ -184,10 +174,7 @@ class Scheduler:
         """The step was not computed: its tenants get back what it was going to cost them, and its
         requests are as before."""
         if self.policy.scheduling == "continuous":
-            tenants = self.residency.tenants
-            for chunk in plan.chunks[: plan.num_decode_seqs]:
-                tenants.refund(chunk.request, OUTPUT_COST)
-            self._draft.refund_all()
+            self._continuous.discard(plan.chunks[: plan.num_decode_seqs])
 
     def refusal(self, tenant: str) -> Refusal | None:
         """Why a new request of this tenant is not to be queued, if it is not."""
@@ -198,71 +185,7 @@ class Scheduler:
 
     def explain(self) -> list[Explanation]:
         """Of every request where it is and, if it waits, what for."""
-        return explain(self.residency, self._admission)
-
-    def _plan_continuous(self, now_s: float) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
-        """Decodes and prefills of the next step."""
-        residency = self.residency
-        stalled = self._grow(now_s)
-        self._admission.begin_step(now_s)
-        for ledger in residency.tenants.ledgers.values():
-            ledger.begin_step()
-        num_decodes = len(residency.decoding) - len(stalled)
-        budget_tokens = self.policy.step_tokens - num_decodes
-        if residency.tenants.ledgers[INTERACTIVE].decoding:
-            objective_s = self.policy.slo.itl_ms / 1e3
-            budget_tokens = self._pause.limit(budget_tokens, num_decodes, objective_s, now_s)
-        draft = self._draft = Draft(residency, budget_tokens, self.policy.chunk_tokens)
-        self._plan_prompts(draft, now_s)
-        # Last, since admissions may have put decoding batch work back.
-        return self._decodes(stalled), draft.chunks()
-
-    def _grow(self, now_s: float) -> set[Request]:
-        """Room for every running request's next token; those that wait a step for it."""
-        residency = self.residency
-        if len(residency.outgrown) <= residency.blocks.num_free:
-            for request in tuple(residency.outgrown):
-                residency.grow(request)
-            return set()
-        outgrown = sorted(residency.outgrown, key=_service_order)
-        refused = [r for r in outgrown if not grow(residency, r, now_s)]
-        return {r for r in refused if r.phase is Phase.DECODE}
-
-    def _decodes(self, stalled: set[Request]) -> list[ScheduledChunk]:
-        """Every running request's next token, whatever the budget: a begun stream never stalls."""
-        ledgers = self.residency.tenants.ledgers
-        for ledger in ledgers.values():
-            for account in ledger.decoding:
-                account.charge(OUTPUT_COST * account.num_decoding)
-        for request in stalled:
-            if request.phase is Phase.DECODE:
-                self.residency.tenants.refund(request, OUTPUT_COST)
-        make = tuple.__new__  # twice as fast as calling the class, once for each stream and step
-        decoding = self.residency.decoding
-        return [
-            make(ScheduledChunk, (request, request.num_computed_tokens, 1))
-            for request in ([r for r in decoding if r not in stalled] if stalled else decoding)
-        ]
-
-    def _plan_prompts(self, draft: Draft, now_s: float) -> None:
-        residency, admission = self.residency, self._admission
-        passed: list[Request] = []
-        may_admit = self._guarantee.plan(draft, now_s, passed)
-        num_due = len(passed)
-        prompts = PromptPass(residency, admission, draft, INTERACTIVE, passed)
-        prompts.run(may_admit)
-        self._guarantee.num_interactive_starts += prompts.num_started
-        draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
-        # What an interactive request waits for is not given to batch work.
-        may_admit = may_admit and len(passed) == num_due
-        PromptPass(residency, admission, draft, BATCH, passed).run(may_admit)
-
-    def _batch_tokens_left(self, draft: Draft) -> int:
-        share_tokens = int(self.policy.batch_class_share * self.policy.step_tokens)
-        ledger = self.residency.tenants.ledgers[BATCH]
-        num_decodes = sum(account.num_decoding for account in ledger.decoding)
-        # At least one block, or a small share of a small budget would start nothing, ever.
-        return max(share_tokens, self.capacity.block_tokens) - num_decodes - draft.num_batch_tokens
+        return explain(self.residency, self._continuous.admission)
 
     def _commit_decodes(
         self,
@@ -325,10 +248,6 @@ class Scheduler:
         elif request.num_tokens >= request.num_final_tokens:
             reason = FinishReason.LENGTH
         return TokenEvent(request, token_id, gap_s, reason)
-
-
-def _service_order(request: Request) -> tuple[bool, int]:
-    return request.request_class is BATCH, request.number
 
 
 def check_range(policy: Policy, capacity: Capacity) -> None:

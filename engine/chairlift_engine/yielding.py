@@ -20,7 +20,7 @@ def batch_in_yielding_order(residency: Residency) -> list[Request]:
     oldest = min(batch, key=_arrival, default=None)
     order = _Order(residency)
     return sorted(
-        (r for r in batch if _may_yield(r)),
+        (r for r in batch if _may_yield(residency, r)),
         key=lambda r: (r.holds_seat, r is oldest, order.of(r)),
     )
 
@@ -55,7 +55,7 @@ def _victim_for(residency: Residency, request: Request) -> Request | None:
     else:
         groups = (batch,)
     for group in groups:
-        candidates = [r for r in group if _may_yield(r)]
+        candidates = [r for r in group if _may_yield(residency, r)]
         if candidates:
             return min(candidates, key=lambda r: (r.holds_seat, order.of(r)))
     return None
@@ -66,8 +66,12 @@ def _without_oldest(requests: list[Request]) -> tuple[list[Request], list[Reques
     return [r for r in requests if r is not oldest], [r for r in requests if r is oldest]
 
 
-def _may_yield(request: Request) -> bool:
-    ends = request.phase is Phase.DECODE and request.num_tokens + 1 >= request.num_final_tokens
+def _may_yield(residency: Residency, request: Request) -> bool:
+    ends = (
+        request.phase is Phase.DECODE
+        and request.num_tokens + 1 >= request.num_final_tokens
+        and request not in residency.outgrown  # or it may be waiting for a block itself
+    )
     return not (request.is_protected or ends)
 
 

@@ -214,6 +214,15 @@ def test_without_blocks_the_tenant_served_most_yields_and_of_its_requests_the_le
     assert [r.num_preemptions for r in requests] == [0, 0, 1, 0]
 
 
+def test_two_that_wait_for_a_block_of_each_other_do_not_wait_for_ever() -> None:
+    w = world(num_blocks=7, batch_size=2)
+    add(w, num_prompt=47, output=40)
+    last = add(w, num_prompt=47, output=3)  # needs a block for its very last step
+    while w.num_alive:
+        w.step()
+    assert w.num_steps < 100 and last.num_preemptions == 1
+
+
 def test_what_an_interactive_request_waits_for_is_not_given_to_batch_work() -> None:
     w = world(num_blocks=12)
     add(w, num_prompt=100, output=60)
