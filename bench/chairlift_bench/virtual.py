@@ -90,7 +90,7 @@ class VirtualReplica:
 
     def run(self, until_s: float = math.inf) -> list[Served]:
         """Step until everything submitted has ended, or until that time; all that has ended."""
-        while not self.is_done and self.clock.now_s() < until_s:
+        while (self._due or self._open) and self.clock.now_s() < until_s:
             self.step(until_s)
         return self.served
 
