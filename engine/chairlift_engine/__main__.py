@@ -24,8 +24,8 @@ from typing import Final
 from chairlift_engine.clock import Clock, MonotonicClock
 from chairlift_engine.command_line import parser
 from chairlift_engine.config import Capacity
+from chairlift_engine.live_policy import check_range
 from chairlift_engine.model_source import ModelSourceError, resolve
-from chairlift_engine.scheduler import check_range
 from chairlift_engine.server.door import Bounds
 from chairlift_engine.server.engine_server import (
     THREAD_PREFIX,

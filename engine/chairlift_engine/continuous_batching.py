@@ -28,7 +28,7 @@ class ContinuousBatching:
         self.pause = PrefillPause(residency.blocks.block_tokens)
         self._residency = residency
         self._guarantee = BatchGuarantee(residency, self.admission)
-        self._draft = Draft(residency, 0, 0)
+        self._draft = Draft(residency, 0, 0, 0)
 
     def plan(self, now_s: float) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
         """Decodes and prefills of the next step."""
@@ -38,11 +38,11 @@ class ContinuousBatching:
         for ledger in residency.tenants.ledgers.values():
             ledger.begin_step()
         policy, num_decodes = residency.policy, len(residency.decoding) - len(stalled)
-        budget_tokens = policy.step_tokens - num_decodes
+        budget_tokens = pause_tokens = policy.step_tokens - num_decodes
         if residency.tenants.ledgers[INTERACTIVE].decoding:
             objective_s = policy.slo.itl_ms / 1e3
-            budget_tokens = self.pause.limit(budget_tokens, num_decodes, objective_s, now_s)
-        draft = self._draft = Draft(residency, budget_tokens, policy.chunk_tokens)
+            pause_tokens = self.pause.limit(budget_tokens, num_decodes, objective_s, now_s)
+        draft = self._draft = Draft(residency, budget_tokens, pause_tokens, policy.chunk_tokens)
         self._plan_prompts(draft, now_s)
         # Last, since admissions may have put decoding batch work back.
         return self._decodes(stalled), draft.chunks()

@@ -21,10 +21,14 @@ class _Planned(NamedTuple):
 
 
 class Draft:
-    """budget_tokens: what may still be added to the step."""
+    """budget_tokens: what may still be added to the step. full_tokens: what could be at first.
+    pause_tokens: what may still be added for the sake of long prompts, if that is less."""
 
-    def __init__(self, residency: Residency, budget_tokens: int, chunk_tokens: int) -> None:
-        self.budget_tokens = budget_tokens
+    def __init__(
+        self, residency: Residency, budget_tokens: int, pause_tokens: int, chunk_tokens: int
+    ) -> None:
+        self.budget_tokens = self.full_tokens = budget_tokens
+        self.pause_tokens = pause_tokens
         self.num_batch_tokens = 0
         self._residency = residency
         self._chunk_tokens = chunk_tokens
@@ -60,6 +64,7 @@ class Draft:
             before.num_tokens + num_tokens, before.cost + cost, before.num_charged_before
         )
         self.budget_tokens -= num_tokens
+        self.pause_tokens -= num_tokens
         if request.request_class is BATCH:
             self.num_batch_tokens += num_tokens
 

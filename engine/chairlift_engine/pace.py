@@ -67,8 +67,8 @@ class StepPace:
 
 
 class PrefillPause:
-    """Shrinks a step's prefill where the streams beside it would miss their objective, and only
-    where that helps. A prompt advances all the same, by a block every `MAX_PAUSED_STEPS`."""
+    """Shrinks a long prompt's chunk where the streams beside it would miss their objective, and
+    only where that helps. It advances all the same, by a block every `MAX_PAUSED_STEPS`."""
 
     def __init__(self, block_tokens: int) -> None:
         self._pace = StepPace()

@@ -42,7 +42,6 @@ class PromptPass:
         self._class = request_class
         self._ledger = residency.tenants.ledgers[request_class]
         self._passed = passed
-        self._full_tokens = draft.budget_tokens
         self._block_tokens = residency.blocks.block_tokens
         self._begun = list(self._begun_by_account())
         heapq.heapify(self._begun)
@@ -142,22 +141,34 @@ class PromptPass:
 
     def _share_of(self, request: Request, num_computed: int) -> int:
         """Tokens of the budget for its next chunk; 0 may also leave it for the second round."""
-        draft = self._draft
-        num_tokens = draft.chunk_of(request, num_computed, draft.budget_tokens)
-        is_long = request.num_tokens - num_computed > self._full_tokens
+        num_tokens = self._chunk_of(request, num_computed)
+        is_long = self._is_long(request, num_computed)
         if not (num_tokens and is_long and self._residency.has_shorter_prompt(request)):
             return num_tokens
         self._cut.append(request)
         if len(self._cut) > 1:
             return 0
-        half = max(draft.budget_tokens // 2, self._block_tokens)
-        return draft.chunk_of(request, num_computed, half)
+        half = max(self._draft.budget_tokens // 2, self._block_tokens)
+        return min(num_tokens, self._draft.chunk_of(request, num_computed, half))
+
+    def _chunk_of(self, request: Request, num_computed: int) -> int:
+        """Tokens for its next chunk if it may have all that is left."""
+        draft = self._draft
+        budget_tokens = draft.budget_tokens
+        if self._is_long(request, num_computed):
+            budget_tokens = min(budget_tokens, draft.pause_tokens)
+        return draft.chunk_of(request, num_computed, budget_tokens)
+
+    def _is_long(self, request: Request, num_computed: int) -> bool:
+        """To its end, though its last chunk is short."""
+        num_found = request.num_cached_tokens if request.phase is Phase.PREFILL else num_computed
+        return request.num_tokens - num_found > self._draft.full_tokens
 
     def _go_round_again(self, may_admit: bool) -> None:
         for request in self._cut:
             if request.phase is Phase.PREFILL:
                 num_computed = request.num_computed_tokens + self._draft.num_planned(request)
-                num_tokens = self._draft.chunk_of(request, num_computed, self._draft.budget_tokens)
+                num_tokens = self._chunk_of(request, num_computed)
                 if num_tokens:
                     self._plan(request, num_tokens)
             elif may_admit and not self.is_held_back:
@@ -172,8 +183,7 @@ class PromptPass:
             return
         found = self._residency.find_prefix(request)
         if admission.shares_with(request, len(found)) is None:
-            num_computed = len(found) * self._block_tokens
-            num_tokens = self._draft.chunk_of(request, num_computed, self._draft.budget_tokens)
+            num_tokens = self._chunk_of(request, len(found) * self._block_tokens)
             if num_tokens:
                 self._start(request, found, num_tokens)
 

@@ -1,7 +1,7 @@
 """What the next step computes, and what becomes of it: scheduling as the engine sees it. Pure.
 
-`continuous_batching` (or `static_batching`, the baseline) plans; here requests come and go, policies
-change, and computed tokens are taken in. Knows no torch, no clock and no HTTP; called by
+`continuous_batching` (or `static_batching`, the baseline) plans; here requests come and go,
+policies change, and computed tokens are taken in. Knows no torch, no clock and no HTTP; called by
 `engine.Engine` only.
 """
 
@@ -14,20 +14,13 @@ from typing import NamedTuple
 from chairlift_engine.config import Capacity
 from chairlift_engine.continuous_batching import ContinuousBatching
 from chairlift_engine.explain import Explanation, explain
+from chairlift_engine.live_policy import LivePolicy
 from chairlift_engine.memory_limit import MemoryLimit
 from chairlift_engine.request import FinishReason, Phase, Request
 from chairlift_engine.residency import BATCH, Residency
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.static_batching import StaticBatching
 from chairlift_protocol.policy import Policy
-
-
-class StalePolicy(ValueError):
-    """A policy whose generation is not newer than the one in force."""
-
-
-class PolicyOutOfRange(ValueError):
-    """A policy that the start-up capacity cannot hold."""
 
 
 class Refusal(NamedTuple):
@@ -64,13 +57,9 @@ class StepPlan:
 
 
 class Scheduler:
-    """desired: the policy as it was set; `policy` is what is in force, under the limit if any."""
-
     def __init__(self, capacity: Capacity, policy: Policy) -> None:
-        check_range(policy, capacity)
         self.capacity = capacity
-        self.desired = policy
-        self.limit: MemoryLimit | None = None
+        self._live = LivePolicy(capacity, policy)
         self.residency = Residency(capacity, policy)
         self._continuous = ContinuousBatching(self.residency)
         self._static = StaticBatching(self.residency)
@@ -78,8 +67,18 @@ class Scheduler:
         self._scheduled_s = 0.0
 
     @property
+    def desired(self) -> Policy:
+        """The policy as it was set."""
+        return self._live.desired
+
+    @property
     def policy(self) -> Policy:
+        """What is in force: less than desired while there is a limit."""
         return self.residency.policy
+
+    @property
+    def limit(self) -> MemoryLimit | None:
+        return self._live.limit
 
     def add(self, request: Request) -> None:
         """Queue a request that fits `Capacity.longest_prompt_tokens`; its id must be unused."""
@@ -96,20 +95,12 @@ class Scheduler:
 
         Raises StalePolicy or PolicyOutOfRange, and then changes nothing.
         """
-        if policy == self.desired:
-            return
-        if policy.generation <= self.desired.generation:
-            raise StalePolicy(
-                f"generation {policy.generation.to_json()} is not newer than "
-                f"{self.desired.generation.to_json()}, which is in force"
-            )
-        check_range(policy, self.capacity)
-        self.desired = policy
+        self._live.set(policy)
         self._use_policy()
 
     def set_limit(self, limit: MemoryLimit | None) -> None:
         """Keep the desired policy, but carry out no more than `limit` of it."""
-        self.limit = limit
+        self._live.limit = limit
         self._use_policy()
 
     def fail(self, plan: StepPlan) -> tuple[Request, ...]:
@@ -119,7 +110,7 @@ class Scheduler:
         return tuple(request for request in forgotten if request is not None)
 
     def _use_policy(self) -> None:
-        policy = self.desired if self.limit is None else self.limit.applied_to(self.desired)
+        policy = self._live.effective
         if policy.scheduling != self.policy.scheduling:
             self._static = StaticBatching(self.residency)
         self.residency.set_policy(policy)
@@ -248,21 +239,3 @@ class Scheduler:
         elif request.num_tokens >= request.num_final_tokens:
             reason = FinishReason.LENGTH
         return TokenEvent(request, token_id, gap_s, reason)
-
-
-def check_range(policy: Policy, capacity: Capacity) -> None:
-    """Raise PolicyOutOfRange, naming the field and the capacity, unless the policy fits."""
-    for name, value, minimum, maximum in (
-        ("batch_size", policy.batch_size, 1, capacity.batch_size),
-        ("step_tokens", policy.step_tokens, capacity.block_tokens, capacity.step_tokens),
-        ("chunk_tokens", policy.chunk_tokens, capacity.block_tokens, capacity.step_tokens),
-    ):
-        if value < minimum:
-            raise PolicyOutOfRange(
-                f"{name}: {value} is below {minimum}, the least this engine can work with"
-            )
-        if value > maximum:
-            raise PolicyOutOfRange(
-                f"{name}: {value} is above this engine's capacity of {maximum}; lower it, or "
-                f"restart the engine with more"
-            )

@@ -11,9 +11,10 @@ import pytest
 from chairlift_engine.clock import MonotonicClock, VirtualClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
+from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.runner import ScheduledChunk
-from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
+from chairlift_engine.scheduler import Scheduler
 from chairlift_engine.simulator import SimulatorRunner
 from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds

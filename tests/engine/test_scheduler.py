@@ -10,15 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chairlift_engine.config import Capacity
+from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.prompts import MAX_TIMES_PASSED
 from chairlift_engine.request import FinishReason, Request, SamplingParams
-from chairlift_engine.scheduler import (
-    PolicyOutOfRange,
-    Scheduler,
-    StalePolicy,
-    StepPlan,
-    TokenEvent,
-)
+from chairlift_engine.scheduler import Scheduler, StepPlan, TokenEvent
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 from chairlift_protocol.wire import RequestClass
 

@@ -5,24 +5,35 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
-# Four answers of 240 tokens: some 190 kB of events, far more than the buffers below take.
+from chairlift_engine.clock import MonotonicClock
+from chairlift_engine.simulator import Profile, SimulatorRunner
+
+# Four answers of 1,500 tokens: with an event for each step a megabyte, and the buffers below take
+# a tenth of that.
 BODY = {
     "model": "echo",
-    "prompt": ["abcd"] * 4,
-    "max_tokens": 240,
+    "prompt": ["one", "two", "three", "four"],
+    "max_tokens": 1500,
     "ignore_eos": True,
     "stream": True,
 }
+NUM_BLOCKS = 1000
 MOST_BUFFERED_BYTES = 80_000  # asyncio pauses a writer at 64 KiB
 
 
 @pytest.fixture
 def reader(start_engine, eventually):
     """An engine, and a client that has asked and reads nothing."""
-    engine = start_engine(num_blocks=256, drain_s=0.1)
+    profile = Profile(a_ms=0.5, b_ms=0, c_ms=0, d_ms=0)
+
+    def load(loaded):
+        return replace(loaded, runner=SimulatorRunner(profile, MonotonicClock()))
+
+    engine = start_engine(load, num_blocks=NUM_BLOCKS, model_length_tokens=2000, drain_s=0.1)
     host, port = engine.url.removeprefix("http://").split(":")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -48,19 +59,20 @@ def test_a_reader_that_does_not_read_frees_its_slot_and_bounds_its_buffer(reader
     engine, connection = reader
     # The engine is done with it, and what it has not taken is its text and one buffer.
     assert engine.serving.bridge.gauges.num_running == {"interactive": 0, "batch": 0}
-    assert engine.free_list() == frozenset(range(1, 257))
-    assert transports(engine)[0].get_write_buffer_size() < MOST_BUFFERED_BYTES
+    assert engine.free_list() == frozenset(range(1, NUM_BLOCKS + 1))
+    assert 0 < transports(engine)[0].get_write_buffer_size() < MOST_BUFFERED_BYTES
     assert engine.server.replica.num_in_flight == 1
     with engine.open_raw("/v1/completions", {**BODY, "stream": False}) as other:
         with other.makefile("r") as received:
-            assert received.read().count('"finish_reason":"length"') == 4
+            whole = json.loads(received.read().rpartition("\n\n")[2])["choices"]
     with connection.makefile("r") as received:
         events = [line.removeprefix("data: ") for line in received if line.startswith("data: ")]
     assert events.pop() == "[DONE]\n"
     choices = [choice for event in events for choice in json.loads(event)["choices"]]
     assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"] * 4
     for index in range(4):
-        assert "".join(c["text"] for c in choices if c["index"] == index) == "abcd"
+        text = "".join(c["text"] for c in choices if c["index"] == index)
+        assert text == whole[index]["text"] and len(text) == 1500
 
 
 def test_a_reader_that_does_not_read_does_not_keep_the_process_alive(reader) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift_engine.clock import Clock
 from chairlift_engine.engine import StepSums
-from chairlift_engine.scheduler import PolicyOutOfRange, StalePolicy
+from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.server import errors
 from chairlift_engine.server.body_reader import parse_object
 from chairlift_engine.server.errors import ApiError

@@ -124,6 +124,8 @@ class EngineServer:
             for server in self._servers:
                 server.should_exit = True
             await asyncio.gather(*tasks)
+            for server in self._servers:
+                server.cut()
 
     def handle_signals(self) -> None:
         """SIGTERM and SIGINT drain; SIGINT while draining ends the process at once."""
@@ -214,6 +216,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.bound.set()
+
+    def cut(self) -> None:
+        """Connections whose clients have not read what was sent: nobody waits for them any more."""
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
