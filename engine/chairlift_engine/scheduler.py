@@ -200,7 +200,7 @@ class Scheduler:
             reason, sampling = None, request.sampling
             if (
                 token_id in sampling.stop_token_ids
-                and len(token_ids) > request.num_prompt_tokens + sampling.min_tokens
+                and num_computed >= request.num_prompt_tokens + sampling.min_tokens
             ):
                 reason = FinishReason.STOP
             elif num_computed + 1 >= request.num_final_tokens:
