@@ -50,9 +50,8 @@ def test_a_client_may_answer_to_an_end_with_its_next_request() -> None:
 
 
 def test_who_was_in_a_step_that_failed_has_ended_too_and_the_next_one_is_served() -> None:
-    replica = VirtualReplica(
-        CAPACITY, POLICY, replace(STEADY, faults=(Fault(FaultKind.OOM, at_step=2),))
-    )
+    faulty = replace(STEADY, faults=(Fault(FaultKind.OOM, at_step=2),))
+    replica = VirtualReplica(CAPACITY, POLICY, faulty)
     for due_s in (0.0, 1.0):
         replica.submit(VirtualRequest(due_s, 10, 3))
     failed, served = (s.outcome for s in replica.run())
