@@ -8,7 +8,7 @@ STAMP := $(VENV)/.synced
 export PYTHONUNBUFFERED := 1
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## the environment in .venv, from hash-pinned requirements (about 5 GB, 1-3 minutes)
 
@@ -26,6 +26,21 @@ demo: $(STAMP) ## a lunch rush with a real model on this machine: static, fixed 
 
 bench-demo: $(STAMP) ## the demo in three alternating rounds, medians and spread (25 minutes)
 	@$(PY) -m chairlift_bench.bench_demo
+
+bench-simulator: $(STAMP) ## how fast simulated time passes: an hour of the Azure trace
+	@$(PY) -m chairlift_bench.bench_simulator
+
+bench-fairness: $(STAMP) ## what one tenant's flood does to another's chat, and shares by weight (simulated)
+	@$(PY) -m chairlift_bench.bench_fairness
+
+bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones behind it (simulated)
+	@$(PY) -m chairlift_bench.bench_longprompt
+
+bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
+	@$(PY) -m chairlift_bench.bench_scheduler
+
+fuzz: $(STAMP) ## a million random scheduler steps, watched: blocks, fairness, nobody starves
+	@$(PY) -m chairlift_bench.fuzz
 
 test: $(STAMP) model ## all tests
 	$(PY) -m pytest -q
@@ -49,4 +64,5 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo test model lint lock clean
+.PHONY: help setup demo bench-demo bench-scheduler bench-simulator bench-fairness bench-longprompt fuzz test model \
+	lint lock clean

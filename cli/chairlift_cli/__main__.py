@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from chairlift_cli.errors import CliError
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: chairlift model get smollm2-135m && chairlift local -f pool.yaml",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"chairlift {version('chairlift')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_local(commands)
     model = commands.add_parser("model", help="models on this machine", allow_abbrev=False)

@@ -156,7 +156,8 @@ class EngineProcess:
         }
         if spec.runtime.engine == "simulator":
             values["--simulator-profile"] = _profile_argument(self._pool)
-        return [sys.executable, "-P", "-u", "-m", "chairlift_engine", *options(values)]
+        flags = ["--share-prefixes"] if spec.runtime.share_prefixes else []
+        return [sys.executable, "-P", "-u", "-m", "chairlift_engine", *options(values), *flags]
 
 
 def _profile_argument(pool: InferencePool) -> str:

@@ -22,17 +22,19 @@ from pathlib import Path
 from typing import Final
 
 from chairlift_engine.clock import Clock, MonotonicClock
+from chairlift_engine.command_line import parser
 from chairlift_engine.config import Capacity
+from chairlift_engine.live_policy import check_range
 from chairlift_engine.model_source import ModelSourceError, resolve
-from chairlift_engine.scheduler import check_range
+from chairlift_engine.server.door import Bounds
 from chairlift_engine.server.engine_server import (
-    DRAIN_S,
     THREAD_PREFIX,
     EngineServer,
     LoadedModel,
     ServerSettings,
 )
-from chairlift_engine.simulator import Profile, ProfileError, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import ProfileError, open_profile
 from chairlift_engine.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from chairlift_protocol.policy import Policy
 
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Serve until stopped; the exit code."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -81,6 +83,7 @@ async def _serve(options: argparse.Namespace) -> int:
         drain_s=options.drain_s,
         admin_token=_token("--admin-token-file", options.admin_token_file),
         internal_token=_token("--internal-token-file", options.internal_token_file),
+        bounds=Bounds(options.max_waiting, options.queue_timeout_s),
     )
     clock = MonotonicClock()
     load = partial(_load, options, clock)
@@ -104,7 +107,7 @@ def _load(options: argparse.Namespace, clock: Clock) -> LoadedModel:
 
 
 def _load_simulator(options: argparse.Namespace, clock: Clock) -> LoadedModel:
-    profile = Profile.parse(options.simulator_profile)
+    profile, file = open_profile(options.simulator_profile)
     clock.sleep(profile.load_s)
     tokenizer = _local_tokenizer(options.model_source)
     length_tokens = options.max_length or SIMULATED_LENGTH_TOKENS
@@ -112,7 +115,7 @@ def _load_simulator(options: argparse.Namespace, clock: Clock) -> LoadedModel:
         length_tokens, options.batch_size * SIMULATED_TOKENS_PER_SLOT
     )
     return LoadedModel(
-        runner=SimulatorRunner(profile, clock),
+        runner=SimulatorRunner(profile, clock, file=file),
         tokenizer=tokenizer,
         capacity=_capacity(options, kv_tokens // BLOCK_TOKENS, length_tokens),
         eos_token_ids=tokenizer.eos_token_ids,
@@ -179,6 +182,7 @@ def _capacity(options: argparse.Namespace, num_blocks: int, length_tokens: int) 
         num_blocks=num_blocks,
         block_tokens=BLOCK_TOKENS,
         model_length_tokens=length_tokens,
+        share_prefixes=options.share_prefixes,
     )
 
 
@@ -240,55 +244,6 @@ def _url(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("chairlift-engine", description="One engine replica.")
-    add = parser.add_argument
-    add("--runner", choices=("torch", "simulator"), default="torch")
-    add("--model-source", help="hf://owner/name[@revision], file:///path or cache://name")
-    add("--model-name", required=True, help="what clients call the model")
-    add("--max-length", type=_positive, help="prompt and answer, in tokens; default: the model's")
-    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    add("--simulator-profile", default="reference", help="reference, fast, slow, or JSON")
-    add("--host", default="127.0.0.1")
-    add("--port", type=_port, default=8000, help="public port; 0 picks one")
-    add("--admin-port", type=_port, default=0, help="admin port; 0 picks one")
-    add("--batch-size", type=_positive, default=32, help="most running sequences, ever")
-    add("--step-tokens", type=_positive, default=512, help="most tokens of one step, ever")
-    add("--kv-tokens", type=_positive, help="KV cache, in tokens; default: what memory allows")
-    add("--policy-file", type=Path, help="JSON of the first policy; default: all of the capacity")
-    add("--admin-token-file", type=Path, help="without it every admin call is refused")
-    add("--internal-token-file", type=Path, help="without it no gateway header is believed")
-    add("--engine-id", default="0", help="label `engine` of the metrics")
-    add("--drain-s", type=_seconds, default=DRAIN_S, help="time to finish on SIGTERM")
-    add("--threads", type=_positive, help="of torch; default: what the container may use")
-    add("--announce-file", type=Path, help="written with URLs and pid once the ports listen")
-    levels = ("debug", "info", "warning", "error")
-    add("--log-level", choices=levels, default="info")
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, not {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"must be seconds from 0 to 86400, not {text!r}")
-    return seconds
 
 
 if __name__ == "__main__":

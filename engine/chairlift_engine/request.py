@@ -14,6 +14,23 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the model's length
     ABORT = "abort"  # the client left, or the server gave up
     ERROR = "error"  # the forward pass failed
+    MEMORY = "out_of_memory"  # its step did not fit into memory; the engine goes on
+    QUEUE_TIMEOUT = "queue_timeout"  # not started in its time
+    DEADLINE = "deadline"  # started, and not finished in its time
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is all that was asked for."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Phase(StrEnum):
+    """Where a request is. Set by `residency.Residency` only."""
+
+    WAITING = "waiting"  # holds nothing
+    PREFILL = "prefill"  # holds a slot and blocks; tokens of it are yet to be computed
+    DECODE = "decode"  # every step computes its last token and yields the next
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +82,32 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+class Obstacle(StrEnum):
+    """Why a waiting request did not start in a step; the words are for a person."""
+
+    SHARE = "batch work holds as many slots as it may"
+    SLOTS = "every slot is taken"
+    TENANT_SLOTS = "its tenant runs as many requests as it may"
+    TENANT_KV = "its tenant holds as much KV memory as it may"
+    BLOCKS = "there are too few free KV blocks"
+    SEAT = "it yielded too often and waits for a guaranteed seat"
+    YIELDED = "it yielded in this step"
+    PREFIX = "a request in front of it is computing a prefix that both have"
+    TURN = "the tokens of the step went to those before it"
+
+
 class Request:
     """Mutable; owned by the scheduler from `add` until it finishes or is aborted.
 
     token_ids holds prompt and output; KV exists for the first num_computed_tokens of them.
+    number: order of arrival at this engine; arrival_s may be earlier, at the gateway.
+    num_final_tokens: prompt and longest possible answer.
+    num_charged_tokens: of these its tenant has been charged; computing them again is free.
+    num_cached_tokens: of the prompt, found in the prefix cache at the first start.
+    block_keys: prefix keys of its first full blocks, as far as somebody needed them.
+    holds_seat: batch work in a guaranteed seat, which no interactive request takes.
+    obstacle: what kept it from starting in the step in which it was last looked at.
+    is_protected: has blocks for its longest possible answer and yields to nobody.
     prompt_logprobs, where asked for: by position, None for the first token and what has not been
         computed yet. Complete when the first output token is there.
     """
@@ -76,20 +115,33 @@ class Request:
     __slots__ = (
         "arrival_s",
         "block_ids",
+        "block_keys",
         "first_scheduled_s",
         "first_token_s",
+        "holds_seat",
         "id",
+        "is_protected",
         "last_token_s",
+        "looked_at_in_step",
         "num_cached_tokens",
+        "num_charged_tokens",
         "num_computed_tokens",
+        "num_final_tokens",
         "num_preemptions",
+        "num_prefill_chunks",
         "num_prompt_tokens",
+        "num_published_blocks",
         "num_times_passed",
+        "number",
+        "obstacle",
+        "phase",
         "prompt_logprobs",
         "request_class",
         "sampling",
         "tenant",
         "token_ids",
+        "waiting_since_s",
+        "yielded_in_step",
     )
 
     def __init__(
@@ -113,12 +165,25 @@ class Request:
         self.last_token_s: float | None = None
         self.block_ids: list[int] = []
         self.num_computed_tokens = 0
-        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_times_passed = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         if sampling.num_prompt_logprobs is not None:
             self.prompt_logprobs = [None] * self.num_prompt_tokens
+        self.phase = Phase.WAITING
+        self.number = 0
+        self.waiting_since_s = arrival_s
+        self.num_final_tokens = len(prompt_token_ids) + sampling.max_tokens
+        self.num_charged_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_prefill_chunks = 0
+        self.block_keys: list[bytes] = []
+        self.num_published_blocks = 0
+        self.holds_seat = False
+        self.is_protected = False
+        self.yielded_in_step = -1
+        self.obstacle: Obstacle | None = None
+        self.looked_at_in_step = -1
 
     def __repr__(self) -> str:
         return (
@@ -137,6 +202,11 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Not before its prompt has been scored: for that, every token of it is computed."""
+        return not self.prompt_logprobs or self.num_output_tokens > 0
 
     @property
     def is_decoding(self) -> bool:

@@ -68,6 +68,7 @@ class Runtime:
     __pydantic_config__ = SPEC_CONFIG
     engine: Literal["chairlift", "simulator"] = "chairlift"
     simulator: Simulator | None = None
+    share_prefixes: Annotated[bool, Strict()] = False  # between tenants
 
     def __post_init__(self) -> None:
         if self.simulator is not None and self.engine != "simulator":

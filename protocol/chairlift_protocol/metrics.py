@@ -19,6 +19,8 @@ PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 GENERATION_TOKENS: Final = "vllm:generation_tokens_total"
 NUM_PREEMPTIONS: Final = "vllm:num_preemptions_total"
 REQUEST_SUCCESS: Final = "vllm:request_success_total"  # label finished_reason
+PREFIX_CACHE_QUERIES: Final = "vllm:prefix_cache_queries_total"  # tokens
+PREFIX_CACHE_HITS: Final = "vllm:prefix_cache_hits_total"  # tokens
 
 # Sums over steps identify the step-time model exactly: a tick's differences are linear in it.
 STEP_SECONDS: Final = "chairlift_step_seconds_total"
@@ -26,6 +28,7 @@ STEPS: Final = "chairlift_steps_total"
 STEP_DECODE_SEQS: Final = "chairlift_step_decode_seqs_total"
 STEP_PREFILL_TOKENS: Final = "chairlift_step_prefill_tokens_total"
 STEP_KV_TOKENS: Final = "chairlift_step_kv_tokens_total"
+STEP_PREFILL_SHARE: Final = "chairlift_step_prefill_share"  # of a step's tokens, 0 to 1
 
 SLO_EVENTS: Final = "chairlift_slo_events_total"  # objective=ttft|itl threshold_ms result class
 REQUESTS_RUNNING: Final = "chairlift_requests_running"  # class
@@ -37,6 +40,18 @@ CLASS_GENERATION_TOKENS: Final = "chairlift_generation_tokens_total"  # class
 OLDEST_WAITING_SECONDS: Final = "chairlift_oldest_waiting_seconds"  # class
 REQUESTS_RECEIVED: Final = "chairlift_requests_received_total"  # class; before any refusal
 POLICY_GENERATION: Final = "chairlift_policy_generation"  # part=term|counter
+BATCH_SIZE: Final = "chairlift_batch_size"  # state=desired|effective
+STEP_TOKENS: Final = "chairlift_step_tokens"  # state=desired|effective
+REQUESTS_REFUSED: Final = "chairlift_requests_refused_total"  # reason
+DEADLINES_MISSED: Final = "chairlift_deadlines_missed_total"  # deadline=queue|total
+OUT_OF_MEMORY: Final = "chairlift_out_of_memory_total"
+CACHED_KV_TOKENS: Final = "chairlift_cached_kv_tokens"
+
+# By tenant: a bounded number by name, all others together as `other`.
+TENANT_RUNNING: Final = "chairlift_tenant_requests_running"  # tenant
+TENANT_WAITING: Final = "chairlift_tenant_requests_waiting"  # tenant
+TENANT_PROMPT_TOKENS: Final = "chairlift_tenant_prompt_tokens_total"  # tenant
+TENANT_GENERATION_TOKENS: Final = "chairlift_tenant_generation_tokens_total"  # tenant
 
 # Gateway, as the client sees it.
 GATEWAY_TTFT_SECONDS: Final = "chairlift_gateway_time_to_first_token_seconds"  # class

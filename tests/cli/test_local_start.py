@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,11 @@ def test_help_shows_an_example_for_every_command(
         with pytest.raises(SystemExit, match="0"):
             main(arguments)
         assert "example: chairlift " in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    from chairlift_cli.__main__ import main
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"chairlift {version('chairlift')}\n"

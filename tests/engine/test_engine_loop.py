@@ -11,10 +11,12 @@ import pytest
 from chairlift_engine.clock import MonotonicClock, VirtualClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
+from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.runner import Sampled, ScheduledChunk
-from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
-from chairlift_engine.simulator import Profile, SimulatorRunner
+from chairlift_engine.scheduler import Scheduler
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 
 CAPACITY = Capacity(
@@ -82,6 +84,19 @@ def test_a_request_aborted_while_it_waits_is_never_computed(
     engine.request_abort("a")
     engine.step()
     assert [r.sums for r in recorder.reports] == [None]
+
+
+def test_an_end_is_reported_before_the_others_step_is_computed(
+    engine: Engine, recorder: Recorder
+) -> None:
+    engine.request_add(request("a"))
+    engine.request_add(request("b"))
+    engine.step()
+    engine.request_abort("a")
+    engine.step()
+    _, ended, computed = recorder.reports
+    assert [r.id for r, _ in ended.ended] == ["a"] and ended.sums is None
+    assert computed.ended == () and [e.request.id for e in computed.tokens] == ["b"]
 
 
 def test_a_policy_answers_with_what_is_in_force_or_why_not(engine: Engine) -> None:

@@ -20,19 +20,21 @@ from chairlift_engine.clock import MonotonicClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import TokenLogprobs
 from chairlift_engine.runner import Sampled, ScheduledChunk
+from chairlift_engine.server.door import Bounds
 from chairlift_engine.server.engine_server import EngineServer, LoadedModel, ServerSettings
 from chairlift_engine.tokenizer import ByteTokenizer
 
 MODEL = "echo"
 WAIT_S = 10.0
 NUM_BYTES = 256
+BOUNDS = Bounds()
 
 
 class EchoRunner:
     """Answers each prompt with its own tokens, then an end-of-sequence token.
 
     `hold` keeps steps from being computed until `release`, but for those of `allow`; `fail` breaks
-    the next one.
+    the next one for good, `next_error` is what it raises instead.
     """
 
     def __init__(self, eos_token_id: int) -> None:
@@ -41,6 +43,7 @@ class EchoRunner:
         self._num_allowed = math.inf
         self.in_step = threading.Event()
         self.fail = False
+        self.next_error: Exception | None = None
         self.computed: set[int] = set()  # by the length of the prompt
 
     def hold(self) -> None:
@@ -63,6 +66,9 @@ class EchoRunner:
             self._num_allowed -= 1
         if self.fail:
             raise RuntimeError("the forward pass broke")
+        if (error := self.next_error) is not None:
+            self.next_error = None
+            raise error
         self.computed.update(c.request.num_prompt_tokens for c in chunks)
         return [self._sampled(c) for c in chunks if c.samples]
 
@@ -178,9 +184,10 @@ def running() -> Iterator[StartEngine]:
         load: Callable[[LoadedModel], LoadedModel] = lambda loaded: loaded,
         drain_s: float = WAIT_S,
         wait_ready: bool = True,
+        bounds: Bounds = BOUNDS,
         **capacity: int,
     ) -> RunningEngine:
-        engine = _start(load, drain_s, capacity)
+        engine = _start(load, drain_s, bounds, capacity)
         started.append(engine)
         while wait_ready and engine.client.get("/health/ready").status_code != 200:
             time.sleep(0.002)
@@ -213,7 +220,10 @@ def shared_engine() -> Iterator[RunningEngine]:
 
 
 def _start(
-    load: Callable[[LoadedModel], LoadedModel], drain_s: float, capacity: dict[str, int]
+    load: Callable[[LoadedModel], LoadedModel],
+    drain_s: float,
+    bounds: Bounds,
+    capacity: dict[str, int],
 ) -> RunningEngine:
     sizes = {
         "batch_size": 4,
@@ -227,7 +237,11 @@ def _start(
     runner = EchoRunner(min(tokenizer.eos_token_ids))
     loaded = LoadedModel(runner, tokenizer, Capacity(**sizes), tokenizer.eos_token_ids)
     settings = ServerSettings(
-        MODEL, drain_s=drain_s, admin_token="admin secret", internal_token="internal secret"
+        MODEL,
+        drain_s=drain_s,
+        admin_token="admin secret",
+        internal_token="internal secret",
+        bounds=bounds,
     )
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     urls = [f"http://127.0.0.1:{s.getsockname()[1]}" for s in sockets]

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import httpx2
 import pytest
 
+from chairlift_engine.request import Obstacle
 from chairlift_protocol.policy import Policy
 
 POLICY = {
@@ -67,7 +69,7 @@ def test_a_policy_that_cannot_hold_changes_nothing(engine, fields, status, sente
     assert answer["desired"] == answer["effective"] == POLICY
 
 
-def while_stepping(engine, call) -> dict:
+def while_stepping(engine, call) -> httpx2.Response:
     """What a call answers that the engine takes up between two held steps."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(call)
@@ -75,7 +77,7 @@ def while_stepping(engine, call) -> dict:
             engine.runner.allow(1)
             if wait([answer], timeout=0.2).done:
                 break
-        return answer.result(10).json()
+        return answer.result(10)
 
 
 def test_a_lowered_batch_size_drains_what_runs(engine, eventually) -> None:
@@ -84,7 +86,7 @@ def test_a_lowered_batch_size_drains_what_runs(engine, eventually) -> None:
     with engine.open_raw("/v1/completions", bodies) as connection:
         engine.runner.allow(1)
         eventually(lambda: engine.server.replica.load.num_running == 4)
-        answer = while_stepping(engine, lambda: patch(engine, batch_size=1))
+        answer = while_stepping(engine, lambda: patch(engine, batch_size=1)).json()
         assert answer["effective"]["batch_size"] == 1
         assert sum(answer["observed"]["num_running"].values()) == 4
         engine.runner.release()
@@ -122,13 +124,49 @@ def test_the_state_names_every_request_and_its_progress(start_engine, eventually
     body = {"model": "echo", "prompt": ["abc", "defgh"], "max_tokens": 100, "ignore_eos": True}
     with engine.open_raw("/v1/completions", body):
         eventually(lambda: engine.server.replica.load.num_waiting == 2)
-        state = while_stepping(engine, lambda: engine.admin.get("/admin/state"))
+        state = while_stepping(engine, lambda: engine.admin.get("/admin/state")).json()
         engine.runner.release()
     assert state["num_in_flight"] == 1 and not state["draining"]
     (running,), (waiting,) = state["running"], state["waiting"]
+    assert running["phase"] == "decode" and waiting["phase"] == "waiting"
+    assert waiting["reason"] in tuple(Obstacle) and waiting["waiting_s"] >= 0
     assert {running["num_prompt_tokens"], waiting["num_prompt_tokens"]} == {4, 6}
     assert running["max_tokens"] == waiting["max_tokens"] == 100
     assert Policy.from_json(state["policy"]).batch_size == 1
+
+
+def test_the_state_is_a_page_for_a_person(start_engine, eventually) -> None:
+    engine = start_engine(batch_size=1)
+    engine.runner.hold()
+    body = {"model": "echo", "prompt": ["abc", "defgh"], "max_tokens": 100, "ignore_eos": True}
+    with engine.open_raw("/v1/completions", body):
+        eventually(lambda: engine.server.replica.load.num_waiting == 2)
+        accept = {"accept": "text/plain"}
+        read = partial(engine.admin.get, "/admin/state", headers=accept)
+        text = while_stepping(engine, read).text
+        engine.runner.release()
+    lines = text.splitlines()
+    assert lines[0].startswith("1 running in 1 slots, 1 waiting; ")
+    running = lines[lines.index("running:") + 2]
+    waiting = lines[lines.index("waiting:") + 2]
+    assert running.split()[1:4] == ["interactive", "anonymous", "decode"]
+    assert waiting.endswith(tuple(Obstacle))
+
+
+def test_what_the_last_step_used_is_observed_under_its_own_generation(engine, eventually) -> None:
+    assert engine.admin.get("/admin/policy").json()["observed"]["last_step"] is None
+    assert patch(engine, batch_size=2).status_code == 200
+    engine.complete(["abc", "def"], max_tokens=2, ignore_eos=True)
+    eventually(lambda: engine.server.replica.load.num_running == 0)
+    step = engine.admin.get("/admin/policy").json()["observed"]["last_step"]
+    assert step.pop("step_s") > 0
+    assert step == {
+        "generation": [1, 1],
+        "batch_size": 2,
+        "step_tokens": 2,
+        "num_decode_seqs": 2,
+        "num_prefill_tokens": 0,
+    }
 
 
 def test_draining_refuses_new_work_and_finishes_what_was_admitted(engine, eventually) -> None:

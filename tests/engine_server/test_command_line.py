@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx2
@@ -46,12 +47,19 @@ def test_what_cannot_start_says_one_sentence_and_exits_with_2(
     assert sentence in said
 
 
+def test_the_version_is_told_without_any_other_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"chairlift-engine {version('chairlift')}\n"
+
+
 @pytest.fixture
 def start_process(tmp_path, eventually) -> Iterator[Callable[..., tuple[subprocess.Popen, str]]]:
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*more: str) -> tuple[subprocess.Popen[bytes], str]:
-        announce = tmp_path / "announce.json"
+        announce = tmp_path / f"announce-{len(processes)}.json"
         command = [sys.executable, "-m", "chairlift_engine", *SIMULATOR, *more]
         command += ["--announce-file", str(announce), "--log-level", "error"]
         roots = [str(Path(__file__).parents[2] / root) for root in ("protocol", "engine")]
@@ -96,7 +104,7 @@ def test_an_interrupt_lets_a_stream_finish_and_refuses_new_work(start_process, e
     assert process.wait(5) == 0
 
 
-def test_kill_9_breaks_its_streams_off_and_frees_its_port(start_process) -> None:
+def test_kill_9_breaks_its_streams_off_and_its_successor_takes_the_port(start_process) -> None:
     process, url = start_process("--simulator-profile", '{"a_ms": 30}')
     body = {"model": "sim", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     received = []
@@ -108,7 +116,11 @@ def test_kill_9_breaks_its_streams_off_and_frees_its_port(start_process) -> None
             received += lines
     assert "data: [DONE]" not in received
     assert process.wait(5) == -signal.SIGKILL
-    socket.create_server(("127.0.0.1", int(url.rsplit(":", 1)[1]))).close()
+    _, again = start_process("--port", url.rsplit(":", 1)[1])
+    assert again == url
+    body |= {"max_tokens": 5, "stream": False}
+    answer = httpx2.post(f"{url}/v1/completions", json=body, trust_env=False)
+    assert answer.json()["usage"]["completion_tokens"] == 5
 
 
 def test_a_second_interrupt_leaves_at_once(start_process, eventually) -> None:

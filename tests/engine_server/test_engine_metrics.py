@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from chairlift_engine.request import FinishReason
+from chairlift_engine.server.tenant_metrics import MAX_TENANTS
 from chairlift_protocol import metrics as names
 
 
@@ -28,7 +33,119 @@ def test_the_exposition_parses_and_holds_every_engine_metric_from_the_start(engi
             assert all(("model_name", "echo") in labels for labels in series)
     assert not any(name.endswith("_created") for name in found)
     reasons = {dict(labels)["finished_reason"] for labels in found[names.REQUEST_SUCCESS]}
-    assert reasons == {"stop", "length", "abort", "error"}
+    assert reasons == set(FinishReason)
+
+
+def test_the_exposition_passes_what_promtool_checks(engine) -> None:
+    """Its rules but one: vLLM's names have colons, which promtool keeps for recording rules."""
+    engine.complete("abc")
+    text = engine.client.get("/metrics").text
+    helps = Counter(re.findall(r"^# HELP (\S+) \S", text, re.MULTILINE))
+    types = Counter(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
+    assert helps == types and set(helps.values()) == {1}
+    for family in text_string_to_metric_families(text):
+        seen = [(s.name, tuple(sorted(s.labels.items()))) for s in family.samples]
+        assert len(seen) == len(set(seen)), family.name
+        for name, labels in seen:
+            assert re.fullmatch(r"[a-z]+[:_][a-z][a-z0-9_]*[a-z]", name)
+            # No camel case, no unit but the base one, no label that a type reserves.
+            assert not re.search(r"(milliseconds|minutes|hours|kilobytes|percent)", name)
+            reserved = {"le"} if family.type == "histogram" else set()
+            assert {"le", "quantile"} & dict(labels).keys() <= reserved
+            if family.type == "counter":
+                assert name.endswith("_total")
+            else:
+                assert not name.endswith(("_total", "_info")) and family.type in name_rules(name)
+
+
+def name_rules(name: str) -> set[str]:
+    ends = ("_bucket", "_count", "_sum")
+    return {"histogram"} if name.endswith(ends) else {"gauge"}
+
+
+def test_histograms_are_cumulative_and_end_with_infinity(engine) -> None:
+    engine.complete("abc", max_tokens=4)
+    for family in text_string_to_metric_families(engine.client.get("/metrics").text):
+        if family.type == "histogram":
+            buckets = [(s.labels["le"], s.value) for s in family.samples if "le" in s.labels]
+            bounds = [float(le) for le, _ in buckets]
+            assert bounds == sorted(set(bounds)) and buckets[-1][0] == "+Inf", family.name
+            counts = [value for _, value in buckets]
+            assert counts == sorted(counts)
+            assert counts[-1] == next(s.value for s in family.samples if s.name.endswith("_count"))
+
+
+def test_tenants_have_a_bounded_number_of_series(engine, eventually) -> None:
+    for number in range(MAX_TENANTS + 20):
+        headers = {
+            "x-chairlift-internal-token": "internal secret",
+            "x-chairlift-tenant": f"tenant-{number}",
+        }
+        assert engine.complete("ab", max_tokens=3, headers=headers).status_code == 200
+    eventually(lambda: engine.metric("vllm:num_requests_running") == 0)
+    found = samples(engine)
+    for name in (names.TENANT_PROMPT_TOKENS, names.TENANT_GENERATION_TOKENS):
+        series = {dict(labels)["tenant"]: value for labels, value in found[name].items()}
+        assert len(series) == MAX_TENANTS + 1
+        assert series["tenant-0"] == 3 and series["other"] == 3 * 20
+        assert sum(series.values()) == 3 * (MAX_TENANTS + 20)
+    for name in (names.TENANT_RUNNING, names.TENANT_WAITING):
+        assert len(found[name]) == MAX_TENANTS + 1 and sum(found[name].values()) == 0
+
+
+def test_running_and_waiting_requests_are_counted_by_tenant(start_engine, eventually) -> None:
+    engine = start_engine(batch_size=2)
+    engine.runner.hold()
+    body = {"model": "echo", "prompt": ["abc"] * 3, "max_tokens": 50, "ignore_eos": True}
+    gateway = "x-chairlift-internal-token: internal secret\r\nx-chairlift-tenant: acme\r\n"
+    with engine.open_raw("/v1/completions", body, gateway):
+        assert engine.runner.in_step.wait(5)
+        assert engine.metric('chairlift_tenant_requests_waiting{tenant="acme"}') == 3
+        engine.runner.allow(1)
+        eventually(lambda: engine.metric('chairlift_tenant_requests_running{tenant="acme"}') > 0)
+        total = engine.metric('chairlift_tenant_requests_running{tenant="acme"}')
+        total += engine.metric('chairlift_tenant_requests_waiting{tenant="acme"}')
+        assert total == 3
+        engine.runner.release()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_aborted_requests_and_their_tokens_are_counted(engine, eventually, num_tokens) -> None:
+    engine.runner.hold()
+    body = {"model": "echo", "prompt": [97] * 10, "max_tokens": 50, "ignore_eos": True}
+    connection = engine.open_raw("/v1/completions", body)
+    engine.runner.allow(num_tokens)
+    eventually(lambda: engine.metric("chairlift_steps_total") == num_tokens)
+    connection.close()
+    eventually(lambda: engine.server.replica.num_in_flight == 0)
+    engine.runner.allow(1)  # the step that was under way
+    aborted = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="echo"}'
+    eventually(lambda: engine.metric(aborted) == 1)
+    assert engine.metric("vllm:prompt_tokens_total") == 10
+    assert engine.metric("vllm:generation_tokens_total") == num_tokens + 1
+    assert engine.metric('chairlift_tenant_generation_tokens_total{tenant="anonymous"}') == (
+        num_tokens + 1
+    )
+
+
+def test_metrics_are_whole_whatever_number_of_workers_is_asked_for(
+    start_engine, monkeypatch, eventually
+) -> None:
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    engine = start_engine()
+    for _ in range(8):
+        with engine.open_raw("/v1/completions", {"model": "echo", "prompt": "a"}) as connection:
+            with connection.makefile("r") as received:
+                assert "200 OK" in received.readline()
+    assert engine.metric("vllm:prompt_tokens_total") == 8 * 2
+
+
+def test_the_prefill_share_of_steps_is_a_histogram(engine, eventually) -> None:
+    engine.complete([97] * 10, max_tokens=4, ignore_eos=True)
+    eventually(lambda: engine.metric("chairlift_steps_total") == 4)
+    assert engine.metric('chairlift_step_prefill_share_bucket{le="0.0"}') == 3
+    assert engine.metric('chairlift_step_prefill_share_bucket{le="0.95"}') == 3
+    assert engine.metric("chairlift_step_prefill_share_count") == 4
 
 
 def test_slo_series_are_zero_rather_than_absent_also_after_a_policy_change(engine) -> None:

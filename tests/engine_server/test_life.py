@@ -2,11 +2,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
+from chairlift_engine.clock import MonotonicClock
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
 from chairlift_engine.tokenizer import ByteTokenizer
 
 
@@ -159,3 +165,127 @@ def test_an_undecodable_answer_fails_alone(start_engine) -> None:
     assert error["error"]["code"] == "engine_failed"
     assert engine.complete("fine", max_tokens=4).json()["choices"][0]["text"] == "fine"
     assert engine.free_list() == everything
+
+
+def test_health_answers_at_once_while_a_megabyte_is_tokenised_and_the_batch_is_full(
+    start_engine, eventually
+) -> None:
+    """With a real tokenizer, which could keep the interpreter to itself."""
+    tokenizers = pytest.importorskip("tokenizers")
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    bpe.train_from_iterator([f"word{number}" for number in range(300)], trainer)
+
+    class RealTokenizer(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return [i % 256 for i in bpe.encode_batch_fast([text])[0].ids]
+
+    def load(loaded):
+        runner = SimulatorRunner(Profile(a_ms=5), MonotonicClock())
+        return dataclasses.replace(loaded, tokenizer=RealTokenizer(), runner=runner)
+
+    engine = start_engine(load)
+    streams = {"model": "echo", "prompt": ["ab"] * 4, "max_tokens": 250, "ignore_eos": True}
+    big = {"model": "echo", "prompt": "word7 sword3 " * 80_000}
+    with engine.open_raw("/v1/completions", streams):
+        eventually(lambda: engine.server.replica.load.num_running == 4)
+        slowest_s = 0.0
+        with ThreadPoolExecutor(1) as pool:
+            post = partial(engine.client.post, "/v1/completions", json=big, timeout=60)
+            answer = pool.submit(post)
+            while not answer.done():
+                started_s = time.monotonic()
+                assert engine.client.get("/health/live").status_code == 200
+                slowest_s = max(slowest_s, time.monotonic() - started_s)
+    assert answer.result().json()["error"]["code"] == "context_length_exceeded"
+    assert 0 < slowest_s < 1
+
+
+def test_a_slot_is_free_half_a_second_after_its_client_left_at_idle(
+    start_engine, eventually
+) -> None:
+    def load(loaded):
+        return dataclasses.replace(
+            loaded, runner=SimulatorRunner(Profile(a_ms=30), MonotonicClock())
+        )
+
+    engine = start_engine(load)
+    body = {"model": "echo", "prompt": "abc", "max_tokens": 200, "ignore_eos": True}
+    connection = engine.open_raw("/v1/completions", body)
+    eventually(lambda: engine.server.replica.load.num_running == 1)
+    connection.close()
+    left_s = time.monotonic()
+    eventually(lambda: engine.server.replica.load.num_running == 0)
+    assert time.monotonic() - left_s < 0.5
+
+
+def test_a_request_id_that_is_used_twice_at_once_crosses_no_wires(engine, eventually) -> None:
+    engine.runner.hold()
+    headers = {"x-request-id": "mine"}
+    with ThreadPoolExecutor(2) as pool:
+        asked = {
+            prompt: pool.submit(engine.complete, prompt, max_tokens=9, headers=dict(headers))
+            for prompt in ("abc", "xyzxyz")
+        }
+        eventually(lambda: engine.serving.bridge.num_open == 2)
+        engine.runner.release()
+        for prompt, answer in asked.items():
+            assert answer.result().json()["choices"][0]["text"] == prompt
+            assert answer.result().headers["x-request-id"] == "mine"
+    ids = {answer.result().json()["id"] for answer in asked.values()}
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/\xff\xfe HTTP/1.1\r\nhost: x\r\n",
+        b"GET /v1/%ff%fe HTTP/1.1\r\nhost: x\r\n",
+        b"GET /health/live HTTP/1.1\r\nhost: x\r\nx-request-id: \xff\xfe\r\n",
+        b"GET /health/live?\xff HTTP/1.1\r\nhost: \xff\r\n",
+        b"\xff\xfe\x00\r\n",
+    ],
+)
+def test_bytes_that_are_no_text_in_a_head_are_answered(shared_engine, head) -> None:
+    with shared_engine.connect() as connection:
+        connection.sendall(head + b"connection: close\r\n\r\n")
+        with connection.makefile("rb") as received:
+            assert received.readline().startswith(b"HTTP/1.1 ")
+    assert shared_engine.complete("x").status_code == 200
+
+
+def test_a_request_ends_with_its_timeline_in_one_line_of_the_log(engine, caplog) -> None:
+    name = "chairlift_engine.server.timeline"
+    with caplog.at_level(logging.DEBUG, logger=name):
+        engine.complete("abcdef", max_tokens=4, ignore_eos=True)
+        engine.complete([97] * 200, max_tokens=1)
+    lines = [r.getMessage() for r in caplog.records if r.name == name]
+    first, second = (dict(pair.split("=", 1) for pair in line.split()) for line in lines)
+    assert first["request"].startswith("cmpl-") and first["request"] != second["request"]
+    assert (first["class"], first["tenant"], first["end"]) == ("interactive", "anonymous", "length")
+    assert (first["prompt_tokens"], first["output_tokens"]) == ("7", "4")
+    assert (first["prefill_chunks"], second["prefill_chunks"]) == ("1", "2")
+    assert first["preemptions"] == "0"
+    times = [
+        float(first[name]) for name in ("started_s", "first_token_s", "last_token_s", "ended_s")
+    ]
+    assert times == sorted(times)
+
+
+def test_a_request_that_never_started_says_so_in_its_timeline(engine, eventually, caplog) -> None:
+    engine.runner.hold()
+    body = {"model": "echo", "prompt": "abc", "max_tokens": 9}
+    running = engine.open_raw("/v1/completions", body)
+    assert engine.runner.in_step.wait(5)
+    waiting = engine.open_raw("/v1/completions", body)
+    eventually(lambda: engine.serving.bridge.num_open == 2)
+    with caplog.at_level(logging.DEBUG, logger="chairlift_engine.server.timeline"):
+        waiting.close()
+        eventually(lambda: engine.server.replica.num_in_flight == 1)
+        engine.runner.release()
+        eventually(lambda: engine.server.replica.num_in_flight == 0)
+    running.close()
+    ended = [line for line in caplog.messages if "end=abort" in line]
+    assert len(ended) == 1 and "started_s=- first_token_s=-" in ended[0]

@@ -5,22 +5,22 @@ Without a token file nobody has that token, and every call is refused.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chairlift_engine import request as requests
 from chairlift_engine.clock import Clock
-from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
+from chairlift_engine.engine import StepSums
+from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.server import errors
-from chairlift_engine.server.body_reader import parse_object, receive_body
+from chairlift_engine.server.body_reader import parse_object
 from chairlift_engine.server.errors import ApiError
 from chairlift_engine.server.origin import same_secret
 from chairlift_engine.server.replica import Replica, Serving
+from chairlift_engine.server.state import page, state_of
 from chairlift_protocol import wire
 from chairlift_protocol.policy import Policy, PolicyError
 
@@ -38,13 +38,16 @@ def admin_app(replica: Replica, admin_token: str | None, clock: Clock) -> ASGIAp
         return JSONResponse({"draining": True, "num_left": replica.num_in_flight})
 
     @app.get(wire.ADMIN_STATE_PATH)
-    async def state() -> Response:
+    async def state(request: Request) -> Response:
         serving = replica.serving
-        read = partial(_state, now_s=clock.now_s())
+        read = partial(state_of, now_s=clock.now_s())
         body = await serving.answered(serving.engine.request_snapshot(read))
         heartbeat_age_s = clock.now_s() - serving.engine.heartbeat_s
         known = {"draining": replica.draining, "num_in_flight": replica.num_in_flight}
-        return JSONResponse({**known, "heartbeat_age_s": round(heartbeat_age_s, 3), **body})
+        body = {**known, "heartbeat_age_s": round(heartbeat_age_s, 3), **body}
+        if "text/plain" in request.headers.get("accept", ""):
+            return PlainTextResponse(page(body))
+        return JSONResponse(body)
 
     return _Guard(app, admin_token)
 
@@ -58,7 +61,9 @@ def _add_policy(app: FastAPI, replica: Replica) -> None:
     async def write_policy(request: Request) -> Response:
         serving = replica.serving
         try:
-            policy = Policy.from_json(parse_object(await receive_body(request)))
+            with replica.bodies.body() as held:
+                await held.receive(request)
+                policy = Policy.from_json(parse_object(held.raw))
             await serving.answered(serving.engine.request_policy(policy))
         except (PolicyError, PolicyOutOfRange) as error:
             raise ApiError(400, str(error), code="invalid_policy") from None
@@ -68,19 +73,19 @@ def _add_policy(app: FastAPI, replica: Replica) -> None:
 
 
 def _policy_answer(serving: Serving) -> Json:
-    """A policy is accepted when it is in force, so what is desired is effective too.
+    """What is effective may fall short of what is desired: a step ran out of memory.
 
     `observed` may exceed both for a while: a lowered batch size drains.
     """
-    gauges = serving.bridge.gauges
-    policy = serving.policy.to_json()
+    gauges, scheduler = serving.bridge.gauges, serving.engine.scheduler
     return {
-        "desired": policy,
-        "effective": policy,
+        "desired": scheduler.desired.to_json(),
+        "effective": scheduler.policy.to_json(),
         "observed": {
             "num_running": gauges.num_running,
             "num_waiting": gauges.num_waiting,
             "free_kv_tokens": gauges.num_free_blocks * serving.capacity.block_tokens,
+            "last_step": _step(serving.bridge.last_step),
         },
         "capacity": {
             "batch_size": serving.capacity.batch_size,
@@ -92,32 +97,17 @@ def _policy_answer(serving: Serving) -> Json:
     }
 
 
-def _state(scheduler: Scheduler, now_s: float) -> Json:
-    """Read between two steps, on the engine's thread."""
-    residency = scheduler.residency
+def _step(sums: StepSums | None) -> Json | None:
+    """What the last step really used; its generation says under which policy."""
+    if sums is None:
+        return None
     return {
-        "policy": scheduler.policy.to_json(),
-        "capacity": asdict(scheduler.capacity),
-        "num_free_blocks": residency.blocks.num_free,
-        "running": [_progress(request, now_s) for request in residency.running],
-        "waiting": [
-            _progress(request, now_s) for queue in residency.waiting.values() for request in queue
-        ],
-    }
-
-
-def _progress(request: requests.Request, now_s: float) -> Json:
-    return {
-        "id": request.id,
-        "class": request.request_class,
-        "tenant": request.tenant,
-        "age_s": round(now_s - request.arrival_s, 3),
-        "num_prompt_tokens": request.num_prompt_tokens,
-        "num_computed_tokens": request.num_computed_tokens,
-        "num_output_tokens": request.num_output_tokens,
-        "max_tokens": request.sampling.max_tokens,
-        "num_blocks": len(request.block_ids),
-        "num_preemptions": request.num_preemptions,
+        "generation": sums.generation.to_json(),
+        "batch_size": sums.num_seqs,
+        "step_tokens": sums.num_decode_seqs + sums.num_prefill_tokens,
+        "num_decode_seqs": sums.num_decode_seqs,
+        "num_prefill_tokens": sums.num_prefill_tokens,
+        "step_s": sums.step_s,
     }
 
 

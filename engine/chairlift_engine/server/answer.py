@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from chairlift_engine.server.body_reader import ignored_headers
+from chairlift_engine.server.body_reader import HeldBody, ignored_headers
 from chairlift_engine.server.errors import ApiError
 from chairlift_engine.server.generation import ClientLeft, Generation
 from chairlift_engine.server.order import Order
-from chairlift_engine.server.replica import Replica
+from chairlift_engine.server.origin import Origin
+from chairlift_engine.server.replica import Replica, Serving
 from chairlift_engine.server.shapes import (
     DONE_FRAME,
     Choice,
@@ -33,35 +35,56 @@ from chairlift_engine.tokenizer import Tokenizer
 
 
 class Answer(Response):
-    """The request's body has been received by now; `take_order` is run in the thread pool."""
+    """Receives the request's body too. `take_order` is run in the thread pool."""
 
-    def __init__(self, replica: Replica, take_order: Callable[[], Order], shape: Shape) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        body: HeldBody,
+        origin: Origin,
+        take_order: Callable[[bytes, Origin], Order],
+        shape: Shape,
+    ) -> None:
         super().__init__()
         self._replica = replica
+        self._body = body
+        self._origin = origin
         self._take_order = take_order
         self._shape = shape
         self._generation: Generation | None = None
         self._client_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._replica.admitted() as serving, self._watching(receive):
-            order = await serving.in_pool(self._take_order)
-            if self._client_left:
-                return
-            self._generation = Generation(order, serving.bridge, serving.tokenizer)
-            document = Document(order.id, serving.model_name, self._shape)
-            writer = _Writer(order, document, self._generation, serving.tokenizer)
-            try:
-                self._generation.start()
-                if order.stream:
-                    await _stream(writer, send)
-                else:
-                    response = await _whole(writer)
-                    await response(scope, receive, send)
-            except ClientLeft:
-                return
-            finally:
-                self._generation.abandon()
+        with self._body:
+            await self._body.receive(Request(scope, receive))
+            with self._replica.admitted() as serving, self._watching(receive):
+                order = await serving.in_pool(self._read_body)
+                self._body.drop()
+                if not self._client_left:
+                    serving.door.check(self._origin, len(order.requests))
+                    with serving.door.timed(order.requests, self._origin):
+                        await self._generate(order, serving, scope, receive, send)
+
+    def _read_body(self) -> Order:
+        return self._take_order(self._body.raw, self._origin)
+
+    async def _generate(
+        self, order: Order, serving: Serving, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._generation = Generation(order, serving.bridge, serving.tokenizer)
+        document = Document(order.id, serving.model_name, self._shape)
+        writer = _Writer(order, document, self._generation, serving.tokenizer)
+        try:
+            self._generation.start()
+            if order.stream:
+                await _stream(writer, send)
+            else:
+                response = await _whole(writer)
+                await response(scope, receive, send)
+        except ClientLeft:
+            return
+        finally:
+            self._generation.abandon()
 
     @contextmanager
     def _watching(self, receive: Receive) -> Iterator[None]:

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Final
 
 from chairlift_engine.clock import Clock
-from chairlift_engine.engine import Engine, StepReport
+from chairlift_engine.engine import Engine, StepReport, StepSums
 from chairlift_engine.request import FinishReason, Request
-from chairlift_engine.residency import Gauges
+from chairlift_engine.residency import Gauges, TenantGauge
 from chairlift_engine.scheduler import TokenEvent
+from chairlift_engine.server import timeline
+from chairlift_engine.server.errors import RETRY_AFTER_S
 from chairlift_engine.server.metrics import Metrics
+from chairlift_engine.server.recent_rate import RecentRate
 from chairlift_engine.server.text_stream import TextStream
 from chairlift_protocol.policy import Policy
 
 logger = logging.getLogger(__name__)
+
+MOST_RETRY_AFTER_S: Final = 60
 
 
 class Bridge:
@@ -33,11 +42,18 @@ class Bridge:
         self._streams: dict[str, TextStream] = {}
         self._unseen: deque[Request] = deque()
         self._gauges: Gauges | None = None
+        self._starts = RecentRate(clock.now_s())
+        self.last_step: StepSums | None = None
 
     def connect(self, engine: Engine) -> None:
         self._engine = engine
         self._gauges = engine.scheduler.residency.gauges()
-        self._metrics.observe_gauges(self.gauges, engine.scheduler.policy)
+        self.render_metrics()
+
+    @property
+    def policy(self) -> Policy:
+        """What is in force."""
+        return self._engine.scheduler.policy
 
     @property
     def num_open(self) -> int:
@@ -55,14 +71,33 @@ class Bridge:
             oldest_s[request.request_class] = min(
                 request.arrival_s, request.arrival_s if before_s is None else before_s
             )
+        tenants = dict(seen.tenants or {})
+        for request in self._unseen:
+            before = tenants.get(request.tenant, TenantGauge(0, 0))
+            tenants[request.tenant] = replace(before, num_waiting=before.num_waiting + 1)
         unseen_tokens = sum(r.num_prompt_tokens for r in self._unseen)
-        return Gauges(
-            num_running=seen.num_running,
+        return replace(
+            seen,
             num_waiting=num_waiting,
             oldest_arrival_s=oldest_s,
             waiting_prefill_tokens=seen.waiting_prefill_tokens + unseen_tokens,
-            num_free_blocks=seen.num_free_blocks,
+            tenants=tenants,
         )
+
+    @property
+    def retry_after_s(self) -> int:
+        """When what waits now will have been started, at the pace of the last half minute."""
+        rate_per_s = self._starts.per_s(self._clock.now_s())
+        if rate_per_s == 0:
+            return RETRY_AFTER_S
+        num_waiting = sum(self.gauges.num_waiting.values())
+        return math.ceil(min(max(num_waiting / rate_per_s, 1), MOST_RETRY_AFTER_S))
+
+    def render_metrics(self) -> bytes:
+        """Gauges as of now, also when the engine is in a long step and has reported nothing."""
+        scheduler = self._engine.scheduler
+        self._metrics.observe_gauges(self.gauges, scheduler.desired, scheduler.policy)
+        return self._metrics.render()
 
     def open(self, stream: TextStream) -> None:
         """Queue a stream's request; the stream is fed until it ends."""
@@ -76,6 +111,10 @@ class Bridge:
         if stream.request.id in self._streams:
             self._engine.request_abort(stream.request.id, reason)
 
+    def expire(self, requests: Sequence[Request], also_started: bool) -> None:
+        for request in requests:
+            self._engine.request_expire(request, also_started=also_started)
+
     def abort_all(self) -> None:
         for stream in tuple(self._streams.values()):
             self.abort(stream)
@@ -86,24 +125,29 @@ class Bridge:
         for stream in self._streams.values():
             stream.end(FinishReason.ERROR)
             self._metrics.observe_end(stream.request, FinishReason.ERROR, now_s)
+            timeline.log(stream.request, FinishReason.ERROR, now_s)
         self._streams.clear()
 
     def on_report(self, report: StepReport) -> None:
         """Called on the engine's thread."""
-        policy = self._engine.scheduler.policy
         with suppress(RuntimeError):  # the loop has closed: nobody is left to hear
-            self._loop.call_soon_threadsafe(self._deliver, report, policy)
+            self._loop.call_soon_threadsafe(self._deliver, report)
 
-    def _deliver(self, report: StepReport, policy: Policy) -> None:
+    def _deliver(self, report: StepReport) -> None:
         for event in report.tokens:
             self._feed(event)
+            if event.finish_reason is not None:
+                timeline.log(event.request, event.finish_reason, report.now_s)
         for request, reason in report.ended:
             if (stream := self._streams.pop(request.id, None)) is not None:
                 stream.end(reason)
+            timeline.log(request, reason, report.now_s)
+        if report.sums is not None:
+            self.last_step = report.sums
+        self._starts.add(sum(event.gap_s is None for event in report.tokens), report.now_s)
         self._gauges = report.gauges
         self._forget_seen(report.gauges)
-        self._metrics.observe_report(report, policy)
-        self._metrics.observe_gauges(self.gauges, policy)
+        self._metrics.observe_report(report)
 
     def _feed(self, event: TokenEvent) -> None:
         request, reason = event.request, event.finish_reason

@@ -27,6 +27,7 @@ from chairlift_engine.runner import Runner
 from chairlift_engine.scheduler import Scheduler
 from chairlift_engine.server.admin import admin_app
 from chairlift_engine.server.bridge import Bridge
+from chairlift_engine.server.door import Bounds, Door
 from chairlift_engine.server.metrics import Metrics
 from chairlift_engine.server.order import OrderTaker
 from chairlift_engine.server.public import public_app
@@ -72,6 +73,7 @@ class ServerSettings:
     drain_s: float = DRAIN_S
     admin_token: str | None = None
     internal_token: str | None = None
+    bounds: Bounds = Bounds()
 
 
 def initial_policy(capacity: Capacity) -> Policy:
@@ -122,6 +124,8 @@ class EngineServer:
             for server in self._servers:
                 server.should_exit = True
             await asyncio.gather(*tasks)
+            for server in self._servers:
+                server.cut()
 
     def handle_signals(self) -> None:
         """SIGTERM and SIGINT drain; SIGINT while draining ends the process at once."""
@@ -194,6 +198,7 @@ class EngineServer:
             engine=engine,
             bridge=bridge,
             metrics=metrics,
+            door=Door(settings.bounds, bridge, metrics, self._clock),
             orders=OrderTaker(
                 settings.model_name, loaded.tokenizer, capacity, loaded.eos_token_ids
             ),
@@ -211,6 +216,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.bound.set()
+
+    def cut(self) -> None:
+        """Connections whose clients have not read what was sent: nobody waits for them any more."""
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from chairlift_engine.request import FinishReason
 from chairlift_engine.server.bridge import Bridge
 from chairlift_engine.server.errors import interrupted
 from chairlift_engine.server.order import Order
@@ -57,9 +56,11 @@ class Generation:
         ready, self._ready = self._ready, {}
         pieces = [(index, self._streams[index].take()) for index in ready]
         for _, piece in pieces:
-            if piece.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                raise interrupted(piece.finish_reason)
-            self._num_unfinished -= piece.finish_reason is not None
+            if piece.finish_reason is None:
+                continue
+            if not piece.finish_reason.is_complete:
+                raise interrupted(piece.finish_reason, self._bridge.retry_after_s)
+            self._num_unfinished -= 1
         return pieces
 
     def abandon(self) -> None:

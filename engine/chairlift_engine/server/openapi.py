@@ -37,12 +37,18 @@ _REFUSALS: Final[dict[int | str, Json]] = {
     400: {"model": ErrorAnswer, "description": "A field, named in the message, must change"},
     404: {"model": ErrorAnswer, "description": "Another model is served here"},
     413: {"model": ErrorAnswer, "description": "The body is too large"},
+    429: {
+        "model": ErrorAnswer,
+        "description": "The tenant has too many requests waiting",
+        "headers": _RETRY_AFTER,
+    },
     500: {"model": ErrorAnswer, "description": "The engine failed"},
     503: {
         "model": ErrorAnswer,
-        "description": "Loading, draining or failed",
+        "description": "Full, loading, draining or failed",
         "headers": _RETRY_AFTER,
     },
+    504: {"model": ErrorAnswer, "description": "Not finished in the time that it had"},
 }
 
 

@@ -15,6 +15,7 @@ from chairlift_engine.server.errors import ApiError
 from chairlift_protocol.wire import (
     CLASS_HEADER,
     INTERNAL_TOKEN_HEADER,
+    LEFT_MS_HEADER,
     TENANT_HEADER,
     WAITED_MS_HEADER,
     RequestClass,
@@ -25,9 +26,15 @@ ANONYMOUS: Final = "anonymous"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """arrival_s: when the request reached the gateway, on the engine's clock."""
+    """Times are on the engine's clock.
+
+    arrival_s: when the request reached the gateway. received_s: when it reached this engine.
+    end_by_s: when its client's patience ends; None for never.
+    """
 
     arrival_s: float
+    received_s: float
+    end_by_s: float | None = None
     request_class: RequestClass = RequestClass.INTERACTIVE
     tenant: str = ANONYMOUS
 
@@ -40,24 +47,28 @@ def same_secret(given: str, secret: str) -> bool:
 def origin_of(headers: Mapping[str, str], internal_token: str | None, now_s: float) -> Origin:
     given = headers.get(INTERNAL_TOKEN_HEADER)
     if given is None or internal_token is None or not same_secret(given, internal_token):
-        return Origin(now_s)
+        return Origin(now_s, now_s)
+    left_s = _duration_s(LEFT_MS_HEADER, headers)
     return Origin(
-        arrival_s=now_s - _waited_s(headers.get(WAITED_MS_HEADER)),
+        arrival_s=now_s - (_duration_s(WAITED_MS_HEADER, headers) or 0.0),
+        received_s=now_s,
+        end_by_s=None if left_s is None else now_s + left_s,
         request_class=_class(headers.get(CLASS_HEADER)),
         tenant=headers.get(TENANT_HEADER) or ANONYMOUS,
     )
 
 
-def _waited_s(value: str | None) -> float:
+def _duration_s(name: str, headers: Mapping[str, str]) -> float | None:
+    value = headers.get(name)
     if value is None:
-        return 0.0
+        return None
     try:
-        waited_ms = float(value)
+        duration_ms = float(value)
     except ValueError:
-        waited_ms = math.nan
-    if not 0 <= waited_ms < math.inf:
-        raise ApiError(400, f"{WAITED_MS_HEADER}: must be milliseconds of 0 or more, not {value!r}")
-    return waited_ms / 1e3
+        duration_ms = math.nan
+    if not 0 <= duration_ms < math.inf:
+        raise ApiError(400, f"{name}: must be milliseconds of 0 or more, not {value!r}")
+    return duration_ms / 1e3
 
 
 def _class(value: str | None) -> RequestClass:

@@ -20,7 +20,7 @@ from chairlift_engine.clock import Clock
 from chairlift_engine.server import answers, errors
 from chairlift_engine.server.answer import Answer
 from chairlift_engine.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from chairlift_engine.server.body_reader import ignored_headers, receive_body
+from chairlift_engine.server.body_reader import ignored_headers
 from chairlift_engine.server.openapi import DescribedApp, exposes, generates, tells, tells_of
 from chairlift_engine.server.order import Order, OrderTaker
 from chairlift_engine.server.origin import Origin, origin_of
@@ -35,7 +35,7 @@ STARTED: Final = int(time.time())
 
 def public_app(replica: Replica, internal_token: str | None, clock: Clock) -> ASGIApp:
     app = DescribedApp(lambda: replica.model_name)
-    errors.install(app)
+    errors.install(app, replica.observe_error)
     _add_generation(app, replica, internal_token, clock)
     _add_model(app, replica)
     _add_tokenizer(app, replica)
@@ -47,11 +47,11 @@ def _add_generation(
     app: FastAPI, replica: Replica, internal_token: str | None, clock: Clock
 ) -> None:
     async def answer(request: Request, take: TakeOrder, shape: Shape) -> Response:
-        serving = replica.serving
+        serving = replica.check_open()
         origin = origin_of(request.headers, internal_token, clock.now_s())
-        replica.check_open()
-        raw = await receive_body(request)
-        return Answer(replica, partial(take, serving.orders, raw, origin), shape)
+        serving.door.check(origin)
+        body = replica.bodies.body()
+        return Answer(replica, body, origin, partial(take, serving.orders), shape)
 
     @app.post(
         wire.COMPLETIONS_PATH,
@@ -85,8 +85,9 @@ def _add_tokenizer(app: FastAPI, replica: Replica) -> None:
     @app.post(wire.TOKENIZE_PATH, **tells_of(TokenizeBody, answers.Tokens))
     async def tokenize(request: Request) -> Response:
         serving = replica.serving
-        raw = await receive_body(request)
-        tokens, ignored = await serving.in_pool(partial(serving.orders.tokens, raw))
+        with replica.bodies.body() as held:
+            await held.receive(request)
+            tokens, ignored = await serving.in_pool(partial(serving.orders.tokens, held.raw))
         body = {
             "count": len(tokens),
             "max_model_len": serving.capacity.model_length_tokens,
@@ -97,8 +98,9 @@ def _add_tokenizer(app: FastAPI, replica: Replica) -> None:
     @app.post(wire.DETOKENIZE_PATH, **tells_of(DetokenizeBody, answers.Detokenized))
     async def detokenize(request: Request) -> Response:
         serving = replica.serving
-        raw = await receive_body(request)
-        text, ignored = await serving.in_pool(partial(serving.orders.text, raw))
+        with replica.bodies.body() as held:
+            await held.receive(request)
+            text, ignored = await serving.in_pool(partial(serving.orders.text, held.raw))
         return JSONResponse({"prompt": text}, headers=ignored_headers(ignored))
 
 
@@ -120,7 +122,7 @@ def _add_health(app: FastAPI, replica: Replica) -> None:
 
     @app.get(wire.METRICS_PATH, **exposes())
     async def metrics() -> Response:
-        return Response(replica.serving.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(replica.serving.bridge.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
 class _Stamp:

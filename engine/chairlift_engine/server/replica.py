@@ -15,8 +15,10 @@ from typing import Final, TypeVar
 from chairlift_engine.clock import Clock
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine
+from chairlift_engine.server.body_reader import BodyMemory
 from chairlift_engine.server.bridge import Bridge
-from chairlift_engine.server.errors import ApiError, draining, engine_gone, loading
+from chairlift_engine.server.door import Door
+from chairlift_engine.server.errors import ApiError, draining, engine_gone, loading, refusal_of
 from chairlift_engine.server.metrics import Metrics
 from chairlift_engine.server.order import OrderTaker
 from chairlift_engine.tokenizer import Tokenizer
@@ -43,11 +45,13 @@ class Serving:
     engine: Engine
     bridge: Bridge
     metrics: Metrics
+    door: Door
     orders: OrderTaker
     pool: ThreadPoolExecutor
 
     @property
     def policy(self) -> Policy:
+        """What is in force."""
         return self.engine.scheduler.policy
 
     async def in_pool(self, work: Callable[[], T]) -> T:
@@ -67,6 +71,7 @@ class Replica:
         self._serving: Serving | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        self.bodies = BodyMemory()
         self.draining = False
         self.num_in_flight = 0
 
@@ -138,6 +143,11 @@ class Replica:
             self.num_in_flight -= 1
             if self.num_in_flight == 0:
                 self._idle.set()
+
+    def observe_error(self, error: ApiError) -> None:
+        """Count what was refused; while loading there is nobody to ask for the count."""
+        if self._serving is not None and (reason := refusal_of(error)) is not None:
+            self._serving.metrics.observe_refusal(reason)
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
