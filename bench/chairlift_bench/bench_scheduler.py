@@ -90,7 +90,8 @@ def _full_scheduler(num_streams: int, num_steps: int) -> Scheduler:
     now_s = 0.0
     while len(scheduler.residency.decoding) < num_streams:
         plan = scheduler.schedule(now_s)
-        scheduler.commit(plan, [Sampled(5)] * sum(chunk.samples for chunk in plan.chunks), now_s)
+        num_sampled = sum(chunk.samples for chunk in plan.chunks)
+        scheduler.commit(plan, [Sampled(5)] * num_sampled, now_s)
     return scheduler
 
 

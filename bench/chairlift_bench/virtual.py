@@ -90,7 +90,7 @@ class VirtualReplica:
 
     def run(self, until_s: float = math.inf) -> list[Served]:
         """Step until everything submitted has ended, or until that time; all that has ended."""
-        while not self.is_done and self.clock.now_s() < until_s:
+        while (self._due or self._open) and self.clock.now_s() < until_s:
             self.step(until_s)
         return self.served
 
@@ -138,22 +138,33 @@ class VirtualReplica:
             if event.gap_s is not None:
                 is_open[event.request.id][1].append(event.gap_s)
             if event.finish_reason is not None:
-                request, gaps_s = is_open.pop(event.request.id)
-                served = Served(request, _outcome(event.request, request, gaps_s))
-                self.served.append(served)
-                self._on_end(served)
+                self._end(event.request, None)
+        for ended, reason in report.ended:  # the step that it was in failed
+            self._end(ended, str(reason))
+
+    def _end(self, state: Request, error: str | None) -> None:
+        request, gaps_s = self._open.pop(state.id)
+        served = Served(request, _outcome(state, request, gaps_s, error, self.clock.now_s()))
+        self.served.append(served)
+        self._on_end(served)
 
 
-def _outcome(state: Request, request: VirtualRequest, gaps_s: Sequence[float]) -> Outcome:
-    assert state.first_token_s is not None and state.last_token_s is not None
+def _outcome(
+    state: Request,
+    request: VirtualRequest,
+    gaps_s: Sequence[float],
+    error: str | None,
+    now_s: float,
+) -> Outcome:
+    first_s = state.first_token_s
     return Outcome(
         due_s=request.due_s,
-        ttft_s=state.first_token_s - request.due_s,
+        ttft_s=None if first_s is None else first_s - request.due_s,
         gaps_s=tuple(gaps_s),
-        elapsed_s=state.last_token_s - request.due_s,
+        elapsed_s=now_s - request.due_s,
         text="",
-        finish_reason="length",
+        finish_reason="length" if error is None else None,
         prompt_tokens=request.prompt_tokens,
         output_tokens=state.num_output_tokens,
-        error=None,
+        error=error,
     )

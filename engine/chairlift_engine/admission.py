@@ -77,8 +77,11 @@ class Admission:
 
     def note_computing(self, request: Request, start: int, end: int) -> None:
         block_tokens = self._residency.blocks.block_tokens
-        for index in range(start // block_tokens, end // block_tokens):
-            self._computing.setdefault(self._residency.prefix_key(request, index), request)
+        first, num_full = start // block_tokens, end // block_tokens
+        if num_full > first:
+            self._residency.prefix_key(request, num_full - 1)  # makes those before it too
+            for key in request.block_keys[first:num_full]:
+                self._computing.setdefault(key, request)
 
     def _needs_all_blocks(self, request: Request) -> bool:
         if request.num_preemptions < MAX_PREEMPTIONS:

@@ -49,24 +49,26 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks asked, {self.num_free} free")
-        taken = []
-        for _ in range(count):
-            block = self._empty.pop() if self._empty else self._evict()
-            self._num_holders[block] = 1
-            taken.append(block)
+        empty, holders = self._empty, self._num_holders
+        taken = [empty.pop() for _ in range(min(count, len(empty)))]
+        taken += [self._evict() for _ in range(count - len(taken))]
+        for block in taken:
+            holders[block] = 1
         return taken
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Let go of a request's blocks, in the order of its tokens."""
+        holders, key_of, cached = self._num_holders, self._key_of, self._cached
         for block in reversed(block_ids):
-            assert block > 0 and self._num_holders[block] > 0, f"block {block} freed twice"
-            self._num_holders[block] -= 1
-            if self._num_holders[block]:
+            num_holders = holders[block] - 1
+            assert block > 0 and num_holders >= 0, f"block {block} freed twice"
+            holders[block] = num_holders
+            if num_holders:
                 continue
-            if self._key_of[block] is None:
+            if key_of[block] is None:
                 self._empty.append(block)
             else:
-                self._cached[block] = None
+                cached[block] = None
 
     def find(self, key: bytes) -> int | None:
         """The block that holds this prefix's KV; it stays only once `share` has taken it."""

@@ -31,16 +31,19 @@ class StepPace:
         """Weighed by what is relative: noise grows with the step."""
         if step_s < MIN_STEP_S:
             return
-        carried = (1 / step_s, num_decodes / step_s, num_prefill_tokens / step_s)
-        spread = self._spread
-        seen = [sum(row[j] * carried[j] for j in range(3)) for row in spread]
-        scale = FORGETTING * NOISE * NOISE + sum(carried[i] * seen[i] for i in range(3))
-        error = 1.0 - sum(c * x for c, x in zip(self._costs, carried, strict=True))
-        a, b, c = (cost + seen[i] / scale * error for i, cost in enumerate(self._costs))
-        self._costs = a, b, c
-        for i in range(3):
-            for j in range(3):
-                spread[i][j] = (spread[i][j] - seen[i] * seen[j] / scale) / FORGETTING
+        x, y, z = 1 / step_s, num_decodes / step_s, num_prefill_tokens / step_s
+        a, b, c = self._costs
+        u, v, w = seen = [row[0] * x + row[1] * y + row[2] * z for row in self._spread]
+        scale = FORGETTING * NOISE * NOISE + x * u + y * v + z * w
+        gain = (1.0 - (a * x + b * y + c * z)) / scale
+        self._costs = a + u * gain, b + v * gain, c + w * gain
+        for row, s in zip(self._spread, seen, strict=True):
+            by = s / scale
+            row[:] = (
+                (row[0] - by * u) / FORGETTING,
+                (row[1] - by * v) / FORGETTING,
+                (row[2] - by * w) / FORGETTING,
+            )
         self._num_steps += 1
         self._bound_spread()
 

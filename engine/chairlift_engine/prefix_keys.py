@@ -34,11 +34,10 @@ def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     return sha256(_BLOCK + parent + array("I", token_ids).tobytes()).digest()
 
 
-def extend_keys(request: Request, root: bytes, num_blocks: int, block_tokens: int) -> list[bytes]:
-    """The request's keys, of at least its first `num_blocks` blocks, which must be full."""
+def extend_keys(request: Request, num_blocks: int, block_tokens: int, shared: bool) -> None:
+    """Make the keys of its first `num_blocks` blocks, which are full. shared: by all tenants."""
     keys = request.block_keys
-    parent = keys[-1] if keys else root
+    parent = keys[-1] if keys else root_key(None if shared else request.tenant)
     for start in range(len(keys) * block_tokens, num_blocks * block_tokens, block_tokens):
         parent = block_key(parent, request.token_ids[start : start + block_tokens])
         keys.append(parent)
-    return keys

@@ -165,17 +165,14 @@ class Request:
         self.last_token_s: float | None = None
         self.block_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_times_passed = 0
-        self.prompt_logprobs: list[TokenLogprobs | None] = []
-        if sampling.num_prompt_logprobs is not None:
-            self.prompt_logprobs = [None] * self.num_prompt_tokens
         self.phase = Phase.WAITING
         self.number = 0
         self.waiting_since_s = arrival_s
         self.num_final_tokens = len(prompt_token_ids) + sampling.max_tokens
         self.num_charged_tokens = 0
-        self.num_cached_tokens = 0
         self.num_prefill_chunks = 0
         self.block_keys: list[bytes] = []
         self.num_published_blocks = 0
@@ -184,6 +181,9 @@ class Request:
         self.yielded_in_step = -1
         self.obstacle: Obstacle | None = None
         self.looked_at_in_step = -1
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        if sampling.num_prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * self.num_prompt_tokens
 
     def __repr__(self) -> str:
         return (

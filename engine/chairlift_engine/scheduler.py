@@ -191,21 +191,19 @@ class Scheduler:
         make, append = tuple.__new__, events.append
         for (request, start, _), (token_id, logprobs) in zip(chunks, tokens, strict=False):
             request.num_computed_tokens = num_computed = start + 1
-            token_ids = request.token_ids
-            token_ids.append(token_id)
+            request.token_ids.append(token_id)
             last_token_s = request.last_token_s
             request.last_token_s = now_s
             if num_computed % block_tokens == 0:
                 self.residency.publish(request)
                 self.residency.note_growth(request)
-            reason = None
-            sampling = request.sampling
+            reason, sampling = None, request.sampling
             if (
                 token_id in sampling.stop_token_ids
-                and len(token_ids) - request.num_prompt_tokens > sampling.min_tokens
+                and num_computed >= request.num_prompt_tokens + sampling.min_tokens
             ):
                 reason = FinishReason.STOP
-            elif len(token_ids) >= request.num_final_tokens:
+            elif num_computed + 1 >= request.num_final_tokens:
                 reason = FinishReason.LENGTH
             gap_s = None if last_token_s is None else now_s - last_token_s
             append(make(TokenEvent, (request, token_id, gap_s, reason, logprobs)))

@@ -24,9 +24,6 @@ LEAST_NOISE: Final = 0.1  # no step takes less than this share of its mean time
 NUM_PLACES_KEPT: Final = 1024
 
 
-LETTERS: Final = tuple(map(Sampled, TEXT))  # made once: a step makes hundreds
-
-
 class SimulatedCrash(RuntimeError):
     """The profile says that the engine fails here."""
 
@@ -48,7 +45,6 @@ class SimulatorRunner:
         self._num_steps = 0
         self._suffered: set[Fault] = set()
         self._places: dict[Request, int] = {}
-        self._reports_logprobs = False
 
     def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         now_s = self._clock.now_s()
@@ -66,15 +62,18 @@ class SimulatorRunner:
             kv_tokens += end
             if chunk_tokens == 1 and start > 0:
                 num_decodes += 1
+            sampling = request.sampling
+            if sampling.num_prompt_logprobs is not None:
+                _score_prompt(request, start, end, sampling.num_prompt_logprobs)
             if end == len(request.token_ids):
                 place = places.get(request)
                 if place is None:
                     place = self._place_in_text(request)
-                sampled.append(LETTERS[(place + end) % num_letters])
+                sampled.append(_sampled(TEXT[(place + end) % num_letters], sampling.num_logprobs))
         mean_s = self.profile.step_s(num_decodes, num_tokens - num_decodes, kv_tokens) * factor
         noise = self._random.gauss(1.0, self.profile.noise) if self.profile.noise else 1.0
         self._clock.sleep(mean_s * max(noise, LEAST_NOISE) + stall_s)
-        return self._with_logprobs(chunks, sampled) if self._reports_logprobs else sampled
+        return sampled
 
     def _suffer(self, elapsed_s: float) -> tuple[float, float]:
         """How much slower this step is, and for how long it stalls; raises what ends it."""
@@ -100,22 +99,19 @@ class SimulatorRunner:
         determines it."""
         if len(self._places) >= NUM_PLACES_KEPT:
             self._places.clear()
-        self._reports_logprobs |= request.sampling.num_logprobs is not None
-        if (count := request.sampling.num_prompt_logprobs) is not None:
-            prompt = request.token_ids[: request.num_prompt_tokens]
-            request.prompt_logprobs[1:] = [_certain(token_id, count) for token_id in prompt[1:]]
         prompt = request.token_ids[: min(request.num_prompt_tokens, 64)]
         place = self._places[request] = zlib.crc32(repr(prompt).encode())
         return place
 
-    def _with_logprobs(
-        self, chunks: Sequence[ScheduledChunk], sampled: Sequence[Sampled]
-    ) -> list[Sampled]:
-        counts = [c.request.sampling.num_logprobs for c in chunks if c.samples]
-        return [
-            one if count is None else Sampled(one.token_id, _certain(one.token_id, count))
-            for one, count in zip(sampled, counts, strict=True)
-        ]
+
+def _sampled(token_id: int, num_logprobs: int | None) -> Sampled:
+    logprobs = None if num_logprobs is None else _certain(token_id, num_logprobs)
+    return tuple.__new__(Sampled, (token_id, logprobs))  # twice as fast as calling the class
+
+
+def _score_prompt(request: Request, start: int, end: int, num_logprobs: int) -> None:
+    for position in range(max(start, 1), min(end, request.num_prompt_tokens)):
+        request.prompt_logprobs[position] = _certain(request.token_ids[position], num_logprobs)
 
 
 def _certain(token_id: int, num_logprobs: int) -> TokenLogprobs:

@@ -10,7 +10,7 @@ from chairlift_bench import bench_simulator
 from chairlift_bench.arrivals import Arrival, repeated
 from chairlift_bench.virtual import Served, VirtualReplica, VirtualRequest
 from chairlift_engine.config import Capacity
-from chairlift_engine.simulator_profile import Profile
+from chairlift_engine.simulator_profile import Fault, FaultKind, Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 
 CAPACITY = Capacity(
@@ -47,6 +47,16 @@ def test_a_client_may_answer_to_an_end_with_its_next_request() -> None:
     replica.submit(VirtualRequest(0.0, 10, 2))
     dues_s = [s.request.due_s for s in replica.run()]
     assert dues_s == pytest.approx([0.0, 1.02, 2.04])
+
+
+def test_who_was_in_a_step_that_failed_has_ended_too_and_the_next_one_is_served() -> None:
+    faulty = replace(STEADY, faults=(Fault(FaultKind.OOM, at_step=2),))
+    replica = VirtualReplica(CAPACITY, POLICY, faulty)
+    for due_s in (0.0, 1.0):
+        replica.submit(VirtualRequest(due_s, 10, 3))
+    failed, served = (s.outcome for s in replica.run())
+    assert failed.error is not None and failed.output_tokens == 1
+    assert served.error is None and served.output_tokens == 3
 
 
 def test_a_policy_that_lets_a_waiting_request_start_needs_no_other_event() -> None:

@@ -168,6 +168,31 @@ def test_lowering_the_batch_size_drains_and_raising_it_admits_at_once() -> None:
     assert all(plan.num_preemptions == 0 for plan in b.plans)
 
 
+@pytest.mark.parametrize("num_prompt_tokens", [126, 127])
+def test_a_prompt_may_fill_all_usable_blocks_but_for_one_token(num_prompt_tokens: int) -> None:
+    b = bench(num_blocks=8)
+    assert b.scheduler.capacity.longest_prompt_tokens == 8 * BLOCK - 1
+    b.add("runs", num_prompt_tokens)
+    b.run()
+    assert len(b.events) == 8 * BLOCK - num_prompt_tokens
+    with pytest.raises(AssertionError):  # the server refuses it with both numbers
+        b.add("never fits", 8 * BLOCK)
+
+
+def test_the_batch_size_counts_prompts_in_the_middle_and_is_exceeded_only_while_draining() -> None:
+    b = bench(batch_size=3, step_tokens=32)
+    for i in range(6):
+        b.add(f"r{i}", 40, max_tokens=12)
+    for size in (3, 3, 3, 3, 3, 1, 1, 1, 2, 2, 2):
+        before = len(b.running())
+        if b.scheduler.policy.batch_size != size:
+            counter = b.scheduler.policy.generation.counter + 1
+            b.scheduler.set_policy(policy(counter, batch_size=size, step_tokens=32))
+        b.step()
+        assert len(b.running()) <= max(size, before)
+    b.run()
+
+
 # -- who yields to whom ----------------------------------------------------------------------------
 
 

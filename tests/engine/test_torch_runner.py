@@ -256,8 +256,7 @@ def test_padding_rows_write_to_the_trash_block_alone_and_change_no_token(
         one.block_ids = [5, 9, 11, 2]
         for start in (0, 32, 40, 41, 42):  # a chunk, the rest of the prompt, decodes
             end = 32 if start == 0 else one.num_tokens
-            chunk = ScheduledChunk(one, start, end - start)
-            one.token_ids += token_ids(runner.execute([chunk]))
+            one.token_ids += token_ids(runner.execute([ScheduledChunk(one, start, end - start)]))
         tokens.append(one.token_ids[one.num_prompt_tokens :])
         for pages in (*runner.pool.keys, *runner.pool.values):
             assert pages.isfinite().all()
@@ -269,13 +268,14 @@ def test_padding_rows_write_to_the_trash_block_alone_and_change_no_token(
 def test_greedy_tokens_of_prompts_that_begin_alike_equal_generate(
     prompts: list[list[int]], tiny_model: Callable[[str], transformers.PreTrainedModel]
 ) -> None:
+    model = tiny_model("llama")
     long = prompts[5]
     alike = [long[:cut] + prompts[i] for i, cut in enumerate((64, 64, 100, 120, 16, 48))]
     alike += [long, long, long[:64], long[:65]]  # whole prompts, of a block multiple and one more
-    ride = Ride(prepare_model(tiny_model("llama")), num_blocks=30)
+    expected = [alone(model, prompt) for prompt in alike]
+    ride = Ride(prepare_model(model), num_blocks=30)
     requests = [request(str(i), prompt) for i, prompt in enumerate(alike)]
-    reference = tiny_model("llama")
-    assert ride.run(requests) == [alone(reference, prompt) for prompt in alike]
+    assert ride.run(requests) == expected
     assert sum(r.num_cached_tokens >= 64 for r in requests) >= 4
     assert ride.num_mixed_steps > 0
 

@@ -30,6 +30,7 @@ SIMULATOR = ["--runner", "simulator", "--model-name", "sim", "--port", "0"]
         ([*SIMULATOR, "--internal-token-file", "{empty}"], "is empty; write the token into it"),
         ([*SIMULATOR, "--port", "{busy}"], "--port: cannot listen on 127.0.0.1:"),
         ([*SIMULATOR, "--simulator-profile", "warp"], "use one of reference, fast, slow"),
+        ([*SIMULATOR, "--simulator-profile", "/no/such.toml"], "/no/such.toml: "),
         ([*SIMULATOR, "--step-tokens", "3"], "--step-tokens: must be at least 16"),
         ([*SIMULATOR, "--announce-file", "/no/such/folder/file"], "--announce-file: "),
     ],

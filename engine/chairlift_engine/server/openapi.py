@@ -45,10 +45,10 @@ _REFUSALS: Final[dict[int | str, Json]] = {
     500: {"model": ErrorAnswer, "description": "The engine failed"},
     503: {
         "model": ErrorAnswer,
-        "description": "Full, loading, draining or failed",
+        "description": "Loading, draining, failed, or too much waits",
         "headers": _RETRY_AFTER,
     },
-    504: {"model": ErrorAnswer, "description": "Not finished in the time that it had"},
+    504: {"model": ErrorAnswer, "description": "Not finished by the request's deadline"},
 }
 
 
