@@ -204,6 +204,11 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def reads_prefix_cache(self) -> bool:
+        """Not before its prompt has been scored: for that, every token of it is computed."""
+        return not self.prompt_logprobs or self.num_output_tokens > 0
+
+    @property
     def is_decoding(self) -> bool:
         """One token to compute and it is the last: the next step yields another token.
 

@@ -127,9 +127,9 @@ class Residency:
     def find_prefix(self, request: Request) -> list[int]:
         """Cached blocks that hold its first tokens; never all of them, since the last token must
         be computed to know the next."""
-        if request.sampling.num_prompt_logprobs is not None:
-            return []  # a token's score comes with its own computation
         found: list[int] = []
+        if not request.reads_prefix_cache:
+            return found
         num_full = (request.num_tokens - 1) // self.blocks.block_tokens
         for index in range(num_full):
             block = self.blocks.find(self.prefix_key(request, index))

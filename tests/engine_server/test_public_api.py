@@ -45,9 +45,12 @@ def test_the_openai_client_streams_a_chat_with_usage(client) -> None:
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
     assert whole.choices[0].finish_reason == "stop"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    usage = chunks[-1].usage
+    assert chunks[-1].choices == [] and usage.total_tokens == whole.usage.total_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens, (
+        "its prefix is known"
+    )
     assert client.models.list().data[0].id == "echo"
 
 
