@@ -43,8 +43,6 @@ class _Seen:
     answer: list[int] = field(default_factory=list)
     num_known_computed: int = 0
     num_steps_idle: int = 0
-    num_preemptions: int = 0
-    num_taken_by_policy: int = 0
     prefixes: list[int] = field(default_factory=lambda: [0])  # a digest of all before each block
 
     def block(self, index: int, size: int) -> tuple[int, ...]:
@@ -216,11 +214,8 @@ class World:
     def _check_progress(self, seen: _Seen) -> None:
         request, policy = seen.request, self.scheduler.policy
         is_shut_out = request.request_class is BATCH and policy.batch_class_share == 0
-        num_new = request.num_preemptions - seen.num_preemptions
-        seen.num_preemptions = request.num_preemptions
-        seen.num_taken_by_policy += num_new if is_shut_out else 0
-        if seen.num_preemptions - seen.num_taken_by_policy > MAX_PREEMPTIONS:
-            raise Broken("preemption", f"{request} yielded {seen.num_preemptions} times")
+        if request.num_preemptions > MAX_PREEMPTIONS:
+            raise Broken("preemption", f"{request} yielded {request.num_preemptions} times")
         seen.num_steps_idle = 0 if is_shut_out else seen.num_steps_idle + 1
         self.most_idle_steps = max(self.most_idle_steps, seen.num_steps_idle)
         if seen.num_steps_idle > MAX_STARVED_STEPS:

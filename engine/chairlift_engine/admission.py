@@ -54,7 +54,9 @@ class Admission:
             return Obstacle.YIELDED
         is_protected = self._needs_all_blocks(request)
         if is_protected and request.request_class is BATCH and not as_seat:
-            return Obstacle.SEAT
+            if residency.policy.batch_min_share > 0:
+                return Obstacle.SEAT
+            is_protected = False  # without guaranteed seats nothing is promised
         num_blocks = self._num_blocks(request, is_protected)
         tenant = residency.tenants.account_of(request).tenant
         if not residency.tenants.has_kv(tenant, num_blocks, residency.blocks.block_tokens):

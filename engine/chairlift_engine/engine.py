@@ -162,11 +162,11 @@ class Engine:
 
     def _run_out_of_memory(self, plan: StepPlan, error: Exception) -> None:
         """What the step carried is lost, and the next ones carry less."""
-        failed = self.scheduler.fail(plan)
+        failed = self.scheduler.fail(plan)  # without the rows that only pad a static batch
         now_s = self._clock.now_s()
         self._memory_limit = MemoryLimit.after_failure(
             self._memory_limit,
-            len(plan.chunks),
+            len(failed),
             plan.num_prefill_tokens,
             self.scheduler.capacity,
             now_s,

@@ -74,6 +74,7 @@ class BatchGuarantee:
         num_tokens = self._affordable(draft, request, request.num_computed_tokens)
         if num_tokens:
             draft.add(request, num_tokens)
+            draft.pause_tokens += num_tokens  # on top, or it could stall a paused prompt for good
             self._admission.note_computing(
                 request, request.num_computed_tokens, request.num_computed_tokens + num_tokens
             )

@@ -35,14 +35,17 @@ class MemoryLimit:
         capacity: Capacity,
         now_s: float,
     ) -> Self:
-        """Three quarters of what the failed step carried: sequences, and tokens if it prefilled."""
+        """Three quarters of what the failed step carried: sequences, and tokens if it prefilled;
+        no more than the limit that was in force."""
         hold_s = FIRST_HOLD_S if before is None else min(before.hold_s * 2, LONGEST_HOLD_S)
-        step_tokens = capacity.step_tokens
+        in_force = before if before is not None and now_s < before.until_s else None
+        step_tokens = in_force.step_tokens if in_force else capacity.step_tokens
+        batch_size = in_force.batch_size if in_force else capacity.batch_size
         if num_prefill_tokens > 0:
             kept_tokens = int((num_seqs + num_prefill_tokens) * KEPT_SHARE)
             step_tokens = min(step_tokens, max(capacity.block_tokens, kept_tokens))
         return cls(
-            batch_size=max(1, int(num_seqs * KEPT_SHARE)),
+            batch_size=min(batch_size, max(1, int(num_seqs * KEPT_SHARE))),
             step_tokens=step_tokens,
             hold_s=hold_s,
             until_s=now_s + hold_s,

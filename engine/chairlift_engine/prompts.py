@@ -9,6 +9,7 @@ get no more than that, and what nobody else took goes round again.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 
 from chairlift_engine.admission import Admission
@@ -23,6 +24,8 @@ from chairlift_protocol.wire import RequestClass
 MAX_TIMES_PASSED = 32
 # Waiting requests that one step looks at in vain. Bounds the time that planning takes.
 MAX_LOOKED_AT = 64
+# Requests of one tenant that wait for a prefix in the making, and are looked at in one step.
+MAX_SHARING = 16
 
 
 class PromptPass:
@@ -47,6 +50,7 @@ class PromptPass:
         heapq.heapify(self._begun)
         self._cut: list[Request] = []
         self._num_looked_at = 0
+        self._num_sharing: Counter[Account] = Counter()
         self.num_started = 0
         self.is_held_back = False  # by a request that was passed over too often
 
@@ -112,6 +116,7 @@ class PromptPass:
         num_tokens = self._share_of(request, len(found) * self._block_tokens)
         if not num_tokens:
             self._ledger.move_on(account)
+            self._num_looked_at += 1
             return self._draft.budget_tokens < self._block_tokens
         obstacle = self._start(request, found, num_tokens)
         if obstacle is not None:
@@ -123,8 +128,17 @@ class PromptPass:
     def _skip(self, account: Account, request: Request, obstacle: Obstacle) -> None:
         request.obstacle = obstacle
         request.looked_at_in_step = self._residency.step
+        if obstacle is Obstacle.TENANT_KV or self._shares_too_often(account, obstacle):
+            # Its own affair: it must not use up what the step may look at of others.
+            self._ledger.pass_by(account)
+            return
         self._ledger.move_on(account)
-        self._num_looked_at += 1
+        self._num_looked_at += obstacle is not Obstacle.PREFIX
+
+    def _shares_too_often(self, account: Account, obstacle: Obstacle) -> bool:
+        """A crowd behind one prefix is not looked at one by one."""
+        self._num_sharing[account] += obstacle is Obstacle.PREFIX
+        return self._num_sharing[account] > MAX_SHARING
 
     def _start(self, request: Request, found: list[int], num_tokens: int) -> Obstacle | None:
         obstacle = self._admission.start(request, found)

@@ -197,12 +197,15 @@ class Residency:
                 self.blocks.publish(request.block_ids[index], request.block_keys[index])
             request.num_published_blocks = num_full
 
-    def preempt(self, request: Request, now_s: float) -> None:
-        """Back to waiting, to be recomputed; its tokens stay, so its stream goes on unchanged."""
+    def preempt(self, request: Request, now_s: float, by_policy: bool = False) -> None:
+        """Back to waiting, to be recomputed; its tokens stay, so its stream goes on unchanged.
+
+        by_policy: it yields to nobody, so it is not one of `MAX_PREEMPTIONS`.
+        """
         self._stop(request)
         request.num_charged_tokens = max(request.num_charged_tokens, request.num_computed_tokens)
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
+        request.num_preemptions += not by_policy
         request.waiting_since_s = now_s
         request.yielded_in_step = self.step
         self.num_preemptions += 1

@@ -23,14 +23,6 @@ from chairlift_engine.static_batching import StaticBatching
 from chairlift_protocol.policy import Policy
 
 
-class Refusal(NamedTuple):
-    """A tenant has as many requests waiting as its policy allows."""
-
-    tenant: str
-    num_waiting: int
-    max_waiting: int
-
-
 class TokenEvent(NamedTuple):
     """One sampled token. gap_s is None for a request's first token."""
 
@@ -126,7 +118,7 @@ class Scheduler:
         retry_after_s = None
         if self.policy.batch_class_share == 0:
             for request in residency.running_of(BATCH):
-                residency.preempt(request, now_s)
+                residency.preempt(request, now_s, by_policy=True)
         if self.policy.scheduling == "static":
             decodes, prefills = self._static.plan(now_s)
             retry_after_s = self._static.fill_wait_left_s(now_s)
@@ -167,13 +159,6 @@ class Scheduler:
         requests are as before."""
         if self.policy.scheduling == "continuous":
             self._continuous.discard(plan.chunks[: plan.num_decode_seqs])
-
-    def refusal(self, tenant: str) -> Refusal | None:
-        """Why a new request of this tenant is not to be queued, if it is not."""
-        known = self.residency.tenants.with_work.get(tenant)
-        num_waiting = known.num_waiting if known is not None else 0
-        most = self.residency.tenants.policy_of(tenant).waiting
-        return None if most is None or num_waiting < most else Refusal(tenant, num_waiting, most)
 
     def explain(self) -> list[Explanation]:
         """Of every request where it is and, if it waits, what for."""

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from chairlift_bench.fuzz_world import World
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import Obstacle, Request
-from chairlift_engine.scheduler import Refusal
 from chairlift_engine.tenancy import MAX_IDLE_TENANTS
 from chairlift_protocol.policy import Generation, Policy, SloThresholds, TenantPolicy
 from chairlift_protocol.wire import RequestClass
@@ -218,14 +217,23 @@ def test_an_interactive_request_takes_its_own_tenants_batch_slot_at_the_cap() ->
     assert batch.num_preemptions == 1
 
 
-def test_a_tenant_with_as_many_waiting_as_it_may_have_is_refused_with_both_numbers() -> None:
-    w = world(batch_size=2, tenants={"acme": TenantPolicy(waiting=2)})
-    for _ in range(3):
-        assert w.scheduler.refusal("acme") is None
-        add(w, "acme", output=50)
-        w.step()
-    assert w.scheduler.refusal("bolt") is None
-    assert w.scheduler.refusal("acme") == Refusal("acme", 2, 2)
+def test_a_tenant_at_its_cap_on_kv_memory_keeps_nobody_else_waiting() -> None:
+    w = world(tenants={"flood": TenantPolicy(kv_tokens=64)})
+    for _ in range(100):
+        add(w, "flood", 40, 30)
+    w.step()
+    chat = add(w, "chat")
+    w.step()
+    assert chat in w.scheduler.residency.running
+
+
+def test_a_crowd_behind_one_prefix_keeps_no_other_tenant_waiting() -> None:
+    w = world(step_tokens=64)
+    for _ in range(100):
+        w.add([7] * 800, 5, tenant="crowd")
+    chat = add(w, "chat")
+    w.step()
+    assert chat in w.scheduler.residency.running
 
 
 def test_tenants_that_left_are_remembered_up_to_a_bound() -> None:

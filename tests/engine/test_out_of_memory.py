@@ -128,6 +128,11 @@ def test_a_prefill_that_did_not_fit_lowers_the_tokens_of_a_step() -> None:
     bench.add("b", num_prompt_tokens=200)
     bench.steps(1)
     assert bench.engine.scheduler.policy.step_tokens == 36
+    bench.add("c")
+    bench.steps(1)
+    bench.error = MemoryError()
+    bench.steps(1)  # a decode alone: what was learnt of prefill stays
+    assert bench.engine.scheduler.policy.step_tokens == 36
     for name in "cdefgh":
         bench.error = MemoryError()
         bench.add(name, num_prompt_tokens=200)

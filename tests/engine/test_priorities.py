@@ -195,6 +195,25 @@ def test_after_yielding_four_times_batch_work_starts_for_good() -> None:
     assert batch.num_preemptions == MAX_PREEMPTIONS
 
 
+def test_what_a_policy_takes_from_batch_work_does_not_count_as_yielding() -> None:
+    w = world(batch_size=4)
+    batch = add(w, BATCH, output=200)
+    for turn in range(1, 2 * MAX_PREEMPTIONS + 3):
+        w.step()
+        w.set_policy(batch_class_share=0.0 if turn % 2 else 1.0)
+        w.step()
+    assert batch.block_ids and batch.num_preemptions == 0
+
+
+def test_without_guaranteed_seats_batch_work_that_yielded_often_starts_all_the_same() -> None:
+    w = world(batch_size=2, batch_min_share=0.0)
+    batch = add(w, BATCH, output=40)
+    batch.num_preemptions = MAX_PREEMPTIONS
+    while w.num_alive:
+        w.step()
+    assert batch.num_output_tokens == 40
+
+
 @settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 100)), min_size=2, max_size=12),

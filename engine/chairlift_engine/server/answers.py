@@ -132,7 +132,9 @@ class ChatChunk(Answer):
 
 class Error(Answer):
     message: str
-    type: Literal["invalid_request_error", "server_error", "authentication_error"]
+    type: Literal[
+        "invalid_request_error", "server_error", "authentication_error", "rate_limit_error"
+    ]
     param: str | None
     code: str | None
 

@@ -47,8 +47,10 @@ class Door:
         """Raise ApiError when so many requests more would be too many."""
         gauges = self._bridge.gauges
         # What finds a free slot only passes through the queue.
-        num_free_slots = self._bridge.policy.batch_size - sum(gauges.num_running.values())
-        num_free_slots = max(0, num_free_slots)
+        num_taken = gauges.num_running[RequestClass.INTERACTIVE]
+        if origin.request_class is RequestClass.BATCH:  # which yields its slots to the other
+            num_taken += gauges.num_running[RequestClass.BATCH]
+        num_free_slots = max(0, self._bridge.policy.batch_size - num_taken)
         num_waiting = gauges.num_waiting[origin.request_class]
         if num_waiting + num_requests > self._bounds.max_waiting + num_free_slots:
             raise errors.queue_full(num_waiting, self._bridge.retry_after_s)
