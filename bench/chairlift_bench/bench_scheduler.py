@@ -17,6 +17,7 @@ from typing import Final
 
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import Request, SamplingParams
+from chairlift_engine.runner import Sampled
 from chairlift_engine.scheduler import Scheduler
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 
@@ -57,7 +58,7 @@ def step_times_us(num_streams: int, num_steps: int) -> list[float]:
         started_s = time.thread_time()
         plan = scheduler.schedule(now_s)
         planned_s = time.thread_time()
-        sampled = [5] * len(plan.chunks)  # the model's part
+        sampled = [Sampled(5)] * len(plan.chunks)  # the model's part
         now_s += 0.02
         computed_s = time.thread_time()
         scheduler.commit(plan, sampled, now_s)
@@ -89,7 +90,8 @@ def _full_scheduler(num_streams: int, num_steps: int) -> Scheduler:
     now_s = 0.0
     while len(scheduler.residency.decoding) < num_streams:
         plan = scheduler.schedule(now_s)
-        scheduler.commit(plan, [5] * sum(chunk.samples for chunk in plan.chunks), now_s)
+        num_sampled = sum(chunk.samples for chunk in plan.chunks)
+        scheduler.commit(plan, [Sampled(5)] * num_sampled, now_s)
     return scheduler
 
 

@@ -17,7 +17,7 @@ from chairlift_engine.audit import audit
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.residency import MAX_PREEMPTIONS
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.scheduler import Scheduler, StepPlan
 from chairlift_protocol.policy import Generation, Policy
 from chairlift_protocol.wire import RequestClass
@@ -152,7 +152,7 @@ class World:
             seen = self._alive[chunk.request.id]
             self._write(chunk, seen)
             if chunk.samples:
-                sampled.append(_next_token(chunk.request))
+                sampled.append(Sampled(_next_token(chunk.request)))
             seen.num_steps_idle = 0
             self.fairness.count(chunk.request, max(chunk.start, seen.num_known_computed), chunk.end)
             seen.num_known_computed = max(seen.num_known_computed, chunk.end)

@@ -146,7 +146,7 @@ def _load_torch(options: argparse.Namespace) -> LoadedModel:
 
     torch.set_num_threads(options.threads or min(torch.get_num_threads(), _cpu_quota()))
     loaded = load_model(folder, options.dtype, options.max_length)
-    tokenizer = HfTokenizer(folder)
+    tokenizer = HfTokenizer(folder, loaded.num_embeddings)
     num_blocks = pick_num_blocks(
         loaded.kv_bytes_per_token, BLOCK_TOKENS, loaded.device, options.kv_tokens
     )

@@ -70,7 +70,8 @@ class Admission:
 
     def shares_with(self, request: Request, num_found: int) -> Request | None:
         """Whoever computes in this step the block that this request would compute first."""
-        if (num_found + 1) * self._residency.blocks.block_tokens >= request.num_tokens:
+        num_tokens = (num_found + 1) * self._residency.blocks.block_tokens
+        if num_tokens >= request.num_tokens or not request.reads_prefix_cache:
             return None
         return self._computing.get(self._residency.prefix_key(request, num_found))
 

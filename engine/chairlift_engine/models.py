@@ -43,6 +43,12 @@ class LoadedModel:
         return self.model.dtype
 
     @property
+    def num_embeddings(self) -> int:
+        """Token ids at or above it would break the forward pass."""
+        size: int = self.model.config.get_text_config().vocab_size
+        return size
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

@@ -31,21 +31,13 @@ def root_key(tenant: str | None, adapter: str | None = None) -> bytes:
 
 
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    return _block_key(parent, array("I", token_ids).tobytes())
+    return sha256(_BLOCK + parent + array("I", token_ids).tobytes()).digest()
 
 
-def extend_keys(request: Request, root: bytes, num_blocks: int, block_tokens: int) -> list[bytes]:
-    """The request's keys, of at least its first `num_blocks` blocks, which must be full."""
+def extend_keys(request: Request, num_blocks: int, block_tokens: int, shared: bool) -> None:
+    """Make the keys of its first `num_blocks` blocks, which are full. shared: by all tenants."""
     keys = request.block_keys
-    parent = keys[-1] if keys else root
-    token_ids = request.token_ids[len(keys) * block_tokens : num_blocks * block_tokens]
-    packed = array("I", token_ids)
-    width, data = block_tokens * packed.itemsize, packed.tobytes()
-    for start in range(0, len(data), width):
-        parent = _block_key(parent, data[start : start + width])
+    parent = keys[-1] if keys else root_key(None if shared else request.tenant)
+    for start in range(len(keys) * block_tokens, num_blocks * block_tokens, block_tokens):
+        parent = block_key(parent, request.token_ids[start : start + block_tokens])
         keys.append(parent)
-    return keys
-
-
-def _block_key(parent: bytes, packed_token_ids: bytes) -> bytes:
-    return sha256(_BLOCK + parent + packed_token_ids).digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from chairlift_protocol.wire import RequestClass
 
@@ -38,7 +39,13 @@ class SamplingParams:
 
     seed: with the output position it determines each draw, so that a seeded request repeats
         whatever runs beside it and after any preemption.
-    stop_token_ids: ends the request; the end-of-sequence ids belong here unless ignored.
+    stop_token_ids: ends the request; the end-of-sequence ids belong here unless ignored. They are
+        not drawn, and end nothing, before min_tokens tokens are out.
+    presence_penalty, frequency_penalty: off the logits of tokens in the output, once and per
+        occurrence. repetition_penalty: divides the logits of tokens in prompt and output.
+    logit_bias: token id and what is added to its logit.
+    num_logprobs: that many likeliest tokens are reported with each output token, beside its own
+        logprob; None for no logprobs. num_prompt_logprobs: the same for the prompt's tokens.
     """
 
     max_tokens: int
@@ -47,6 +54,32 @@ class SamplingParams:
     top_k: int = 0
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    min_p: float = 0.0
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+
+class TokenLogprobs(NamedTuple):
+    """One token under the model's raw distribution, before temperature, penalties and cuts.
+
+    top: the likeliest token ids with theirs, in falling order; as many as the request asked for.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 class Obstacle(StrEnum):
@@ -75,6 +108,8 @@ class Request:
     holds_seat: batch work in a guaranteed seat, which no interactive request takes.
     obstacle: what kept it from starting in the step in which it was last looked at.
     is_protected: has blocks for its longest possible answer and yields to nobody.
+    prompt_logprobs, where asked for: by position, None for the first token and what has not been
+        computed yet. Complete when the first output token is there.
     """
 
     __slots__ = (
@@ -100,6 +135,7 @@ class Request:
         "number",
         "obstacle",
         "phase",
+        "prompt_logprobs",
         "request_class",
         "sampling",
         "tenant",
@@ -129,6 +165,7 @@ class Request:
         self.last_token_s: float | None = None
         self.block_ids: list[int] = []
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_times_passed = 0
         self.phase = Phase.WAITING
@@ -136,7 +173,6 @@ class Request:
         self.waiting_since_s = arrival_s
         self.num_final_tokens = len(prompt_token_ids) + sampling.max_tokens
         self.num_charged_tokens = 0
-        self.num_cached_tokens = 0
         self.num_prefill_chunks = 0
         self.block_keys: list[bytes] = []
         self.num_published_blocks = 0
@@ -145,6 +181,9 @@ class Request:
         self.yielded_in_step = -1
         self.obstacle: Obstacle | None = None
         self.looked_at_in_step = -1
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        if sampling.num_prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * self.num_prompt_tokens
 
     def __repr__(self) -> str:
         return (
@@ -163,6 +202,11 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Not before its prompt has been scored: for that, every token of it is computed."""
+        return not self.prompt_logprobs or self.num_output_tokens > 0
 
     @property
     def is_decoding(self) -> bool:

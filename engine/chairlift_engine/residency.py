@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from chairlift_engine.blocks import BlockPool
 from chairlift_engine.config import Capacity
-from chairlift_engine.prefix_keys import extend_keys, root_key
+from chairlift_engine.prefix_keys import extend_keys
 from chairlift_engine.request import Phase, Request
 from chairlift_engine.tenancy import CACHED_COST, Tenants
 from chairlift_protocol.policy import Policy
@@ -128,6 +128,8 @@ class Residency:
         """Cached blocks that hold its first tokens; never all of them, since the last token must
         be computed to know the next."""
         found: list[int] = []
+        if not request.reads_prefix_cache:
+            return found
         num_full = (request.num_tokens - 1) // self.blocks.block_tokens
         for index in range(num_full):
             block = self.blocks.find(self.prefix_key(request, index))
@@ -139,8 +141,8 @@ class Residency:
     def prefix_key(self, request: Request, index: int) -> bytes:
         """Of its block number `index`, which is full."""
         if index >= len(request.block_keys):
-            root = root_key(None if self.capacity.share_prefixes else request.tenant)
-            extend_keys(request, root, index + 1, self.blocks.block_tokens)
+            shared = self.capacity.share_prefixes
+            extend_keys(request, index + 1, self.blocks.block_tokens, shared)
         return request.block_keys[index]
 
     def start(self, request: Request, found: Sequence[int], num_blocks: int, now_s: float) -> None:
@@ -192,10 +194,9 @@ class Residency:
     def publish(self, request: Request) -> None:
         """Let others find the blocks that it has filled."""
         num_full = request.num_computed_tokens // self.blocks.block_tokens
-        num_published = request.num_published_blocks
-        if num_full > num_published:
+        if num_full > request.num_published_blocks:
             self.prefix_key(request, num_full - 1)
-            for index in range(num_published, num_full):
+            for index in range(request.num_published_blocks, num_full):
                 self.blocks.publish(request.block_ids[index], request.block_keys[index])
             request.num_published_blocks = num_full
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from chairlift_engine.request import Request
+from chairlift_engine.request import Request, TokenLogprobs
 
 
 class ScheduledChunk(NamedTuple):
@@ -32,12 +32,20 @@ class ScheduledChunk(NamedTuple):
         return self.start + self.num_tokens == len(self.request.token_ids)
 
 
+class Sampled(NamedTuple):
+    """logprobs only where the request's `sampling` asks for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
 class Runner(Protocol):
     """Computes one step. Called from the engine's thread only."""
 
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
-        """Write KV for every chunk and return one token id per chunk that samples, in order.
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
+        """Write KV for every chunk and return one token per chunk that samples, in order.
 
-        Decodes (one-token chunks) come first in `chunks`. Must not change the requests.
+        Decodes (one-token chunks) come first in `chunks`. Must not change the requests, but for
+        filling in `Request.prompt_logprobs` where it is asked for.
         """
         ...

@@ -16,9 +16,9 @@ from chairlift_engine.continuous_batching import ContinuousBatching
 from chairlift_engine.explain import Explanation, explain
 from chairlift_engine.live_policy import LivePolicy
 from chairlift_engine.memory_limit import MemoryLimit
-from chairlift_engine.request import FinishReason, Phase, Request
+from chairlift_engine.request import FinishReason, Phase, Request, TokenLogprobs
 from chairlift_engine.residency import BATCH, Residency
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.static_batching import StaticBatching
 from chairlift_protocol.policy import Policy
 
@@ -38,6 +38,7 @@ class TokenEvent(NamedTuple):
     token_id: int
     gap_s: float | None
     finish_reason: FinishReason | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class Scheduler:
         )
 
     def commit(
-        self, plan: StepPlan, sampled: Sequence[int], now_s: float
+        self, plan: StepPlan, sampled: Sequence[Sampled], now_s: float
     ) -> tuple[TokenEvent, ...]:
         """Take in a computed step: one sampled token per chunk that samples, in order."""
         self._continuous.pause.observe(
@@ -181,34 +182,36 @@ class Scheduler:
     def _commit_decodes(
         self,
         chunks: Sequence[ScheduledChunk],
-        tokens: Iterator[int],
+        tokens: Iterator[Sampled],
         now_s: float,
         events: list[TokenEvent],
     ) -> None:
         """As `_commit_chunks`, for one-token chunks of streams: the part that must be fast."""
         block_tokens = self.capacity.block_tokens
         make, append = tuple.__new__, events.append
-        for (request, start, _), token_id in zip(chunks, tokens, strict=False):
+        for (request, start, _), (token_id, logprobs) in zip(chunks, tokens, strict=False):
             request.num_computed_tokens = num_computed = start + 1
-            token_ids = request.token_ids
-            token_ids.append(token_id)
+            request.token_ids.append(token_id)
             last_token_s = request.last_token_s
             request.last_token_s = now_s
             if num_computed % block_tokens == 0:
                 self.residency.publish(request)
                 self.residency.note_growth(request)
-            reason = None
-            if token_id in request.sampling.stop_token_ids:
+            reason, sampling = None, request.sampling
+            if (
+                token_id in sampling.stop_token_ids
+                and num_computed >= request.num_prompt_tokens + sampling.min_tokens
+            ):
                 reason = FinishReason.STOP
-            elif len(token_ids) >= request.num_final_tokens:
+            elif num_computed + 1 >= request.num_final_tokens:
                 reason = FinishReason.LENGTH
             gap_s = None if last_token_s is None else now_s - last_token_s
-            append(make(TokenEvent, (request, token_id, gap_s, reason)))
+            append(make(TokenEvent, (request, token_id, gap_s, reason, logprobs)))
 
     def _commit_chunks(
         self,
         chunks: Sequence[ScheduledChunk],
-        tokens: Iterator[int],
+        tokens: Iterator[Sampled],
         now_s: float,
         events: list[TokenEvent],
     ) -> None:
@@ -223,7 +226,8 @@ class Scheduler:
             if samples:
                 events.append(self._append(request, next(tokens), now_s))
 
-    def _append(self, request: Request, token_id: int, now_s: float) -> TokenEvent:
+    def _append(self, request: Request, sampled: Sampled, now_s: float) -> TokenEvent:
+        token_id = sampled.token_id
         gap_s = None if request.last_token_s is None else now_s - request.last_token_s
         if request.first_token_s is None:
             request.first_token_s = now_s
@@ -234,8 +238,11 @@ class Scheduler:
         else:
             self.residency.note_growth(request)
         reason = None
-        if token_id in request.sampling.stop_token_ids:
+        if (
+            token_id in request.sampling.stop_token_ids
+            and request.num_output_tokens > request.sampling.min_tokens
+        ):
             reason = FinishReason.STOP
         elif request.num_tokens >= request.num_final_tokens:
             reason = FinishReason.LENGTH
-        return TokenEvent(request, token_id, gap_s, reason)
+        return TokenEvent(request, token_id, gap_s, reason, sampled.logprobs)

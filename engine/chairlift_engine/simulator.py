@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from chairlift_engine.clock import Clock
-from chairlift_engine.request import Request
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.request import Request, TokenLogprobs
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.simulator_profile import Fault, FaultKind, Profile, ProfileFile
 
 # Ids of larger vocabularies hold these 13 bytes too, so that any tokenizer can decode the text.
@@ -46,14 +46,14 @@ class SimulatorRunner:
         self._suffered: set[Fault] = set()
         self._places: dict[Request, int] = {}
 
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         now_s = self._clock.now_s()
         if self._file is not None:
             self.profile = self._file.changed(now_s) or self.profile
         self._num_steps += 1
         factor, stall_s = self._suffer(now_s - self._started_s) if self.profile.faults else (1, 0)
         num_decodes = num_tokens = kv_tokens = 0
-        sampled: list[int] = []
+        sampled: list[Sampled] = []
         places, num_letters = self._places, len(TEXT)
         # Runs hundreds of thousands of times for an hour in virtual time: no property calls here.
         for request, start, chunk_tokens in chunks:
@@ -62,11 +62,14 @@ class SimulatorRunner:
             kv_tokens += end
             if chunk_tokens == 1 and start > 0:
                 num_decodes += 1
+            sampling = request.sampling
+            if sampling.num_prompt_logprobs is not None:
+                _score_prompt(request, start, end, sampling.num_prompt_logprobs)
             if end == len(request.token_ids):
                 place = places.get(request)
                 if place is None:
                     place = self._place_in_text(request)
-                sampled.append(TEXT[(place + end) % num_letters])
+                sampled.append(_sampled(TEXT[(place + end) % num_letters], sampling.num_logprobs))
         mean_s = self.profile.step_s(num_decodes, num_tokens - num_decodes, kv_tokens) * factor
         noise = self._random.gauss(1.0, self.profile.noise) if self.profile.noise else 1.0
         self._clock.sleep(mean_s * max(noise, LEAST_NOISE) + stall_s)
@@ -99,3 +102,18 @@ class SimulatorRunner:
         prompt = request.token_ids[: min(request.num_prompt_tokens, 64)]
         place = self._places[request] = zlib.crc32(repr(prompt).encode())
         return place
+
+
+def _sampled(token_id: int, num_logprobs: int | None) -> Sampled:
+    logprobs = None if num_logprobs is None else _certain(token_id, num_logprobs)
+    return tuple.__new__(Sampled, (token_id, logprobs))  # twice as fast as calling the class
+
+
+def _score_prompt(request: Request, start: int, end: int, num_logprobs: int) -> None:
+    for position in range(max(start, 1), min(end, request.num_prompt_tokens)):
+        request.prompt_logprobs[position] = _certain(request.token_ids[position], num_logprobs)
+
+
+def _certain(token_id: int, num_logprobs: int) -> TokenLogprobs:
+    """What is determined has probability 1."""
+    return TokenLogprobs(0.0, ((token_id, 0.0),)[:num_logprobs])

@@ -7,12 +7,28 @@ start in an image without them. Used by the server; the scheduler and the runner
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 # What a decoder shows for bytes that are no character, or not yet.
 REPLACEMENT = "\ufffd"
+# How vocabularies write what cannot be written: SentencePiece spaces and single bytes.
+SPACE_MARK = "\u2581"
+BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's alphabet of byte-level vocabularies: printable bytes are themselves."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF_LETTER = _byte_letters()
 
 
 class ChatTemplateError(ValueError):
@@ -37,12 +53,19 @@ class Tokenizer(Protocol):
         """A plain prompt, with what the model wants at its start."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens; bytes that form no character become U+FFFD."""
+    def decode(self, token_ids: Sequence[int], *, specials: bool = False) -> str:
+        """Without special tokens, unless asked; bytes that form no character become U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for: often part of a character; a special token's name."""
         ...
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """A conversation as a prompt for the assistant's turn. Raises ChatTemplateError."""
+        """A conversation as a prompt for the assistant's turn. Raises ChatTemplateError.
+
+        What the messages say is text, also where it spells a special token.
+        """
         ...
 
 
@@ -51,6 +74,7 @@ class ByteTokenizer:
 
     _FIRST_SPECIAL = 256
     BEGIN, END, TURN_START, TURN_END = range(_FIRST_SPECIAL, _FIRST_SPECIAL + 4)
+    _NAMES = (b"<|begin|>", b"<|end|>", b"<|turn|>", b"<|turn_end|>")
 
     vocab_size = _FIRST_SPECIAL + 4
     eos_token_ids = frozenset((END, TURN_END))
@@ -59,8 +83,15 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return [self.BEGIN, *_utf8(text)]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, specials: bool = False) -> str:
+        if specials:
+            return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
         return bytes(i for i in token_ids if i < self._FIRST_SPECIAL).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < self._FIRST_SPECIAL:
+            return bytes((token_id,))
+        return self._NAMES[token_id - self._FIRST_SPECIAL]
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         ids = [self.BEGIN]
@@ -71,47 +102,98 @@ class ByteTokenizer:
 
 
 class HfTokenizer:
-    """The tokenizer of a Hugging Face model folder."""
+    """The tokenizer of a Hugging Face model folder.
 
-    def __init__(self, folder: Path) -> None:
+    num_embeddings: how many ids the model has room for, where that is known.
+    """
+
+    def __init__(self, folder: Path, num_embeddings: int | None = None) -> None:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         # The Rust tokenizer underneath decodes several times faster than its wrapper.
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
-        self.vocab_size: int = len(self._tokenizer)
+        size = len(self._tokenizer)
+        self.vocab_size: int = size if num_embeddings is None else min(size, num_embeddings)
         self.special_ids: frozenset[int] = frozenset(self._tokenizer.all_special_ids)
         self.eos_token_ids = _eos_token_ids(folder, self._tokenizer.eos_token_id)
+        self._added = {i: str(t) for i, t in self._tokenizer.added_tokens_decoder.items()}
+        self._forgeable = _spellings(
+            token for i, token in self._added.items() if self._is_control(i)
+        )
+        self._decoder = "" if self._fast is None else _state(self._fast.decoder)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(_utf8(text).decode())
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, specials: bool = False) -> str:
         text: str
         if self._fast is not None:
-            text = self._fast.decode(list(token_ids), skip_special_tokens=True)
+            text = self._fast.decode(list(token_ids), skip_special_tokens=not specials)
         else:
             text = self._tokenizer.decode(
-                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                list(token_ids),
+                skip_special_tokens=not specials,
+                clean_up_tokenization_spaces=False,
             )
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if (added := self._added.get(token_id)) is not None:
+            return added.encode()
+        token: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
+        if token is None:  # models round their vocabulary up
+            return b""
+        if '"ByteLevel"' in self._decoder and BYTE_OF_LETTER.keys() >= set(token):
+            return bytes(BYTE_OF_LETTER[letter] for letter in token)
+        if fallback := BYTE_FALLBACK.fullmatch(token):
+            return bytes((int(fallback[1], 16),))
+        return token.replace(SPACE_MARK, " ").encode()
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if self._tokenizer.chat_template is None:
             raise ChatTemplateError(
                 "messages: this model has no chat template; send a prompt to /v1/completions"
             )
+        # Where a message spells a special token, it is cut inside that and encoded in two parts.
+        # The cut's mark must be nothing that a client could have written.
+        cut = f"\ue000{secrets.token_hex(8)}\ue000"
         try:
-            ids: list[int] = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+            prompt: str = self._tokenizer.apply_chat_template(
+                [{k: self._cut(text, cut) for k, text in message.items()} for message in messages],
                 add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
+                tokenize=False,
             )
         except Exception as error:  # whatever the model's own template raises, in its own words
             raise ChatTemplateError(f"messages: the model's chat template: {error}") from error
-        return ids
+        parts = [_utf8(part).decode() for part in prompt.split(cut)]
+        encoded = self._tokenizer(
+            parts, add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
+        return [token_id for ids in encoded["input_ids"] for token_id in ids]
+
+    def _is_control(self, token_id: int) -> bool:
+        special: bool = self._tokenizer.added_tokens_decoder[token_id].special
+        return special or token_id in self.eos_token_ids
+
+    def _cut(self, text: str, cut: str) -> str:
+        parts, start = [], 0
+        while match := self._forgeable.search(text, start):
+            parts.append(text[start : match.start() + 1])
+            start = match.start() + 1
+        return cut.join([*parts, text[start:]])
+
+
+def _spellings(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Any of these tokens' texts; of one character only, it cannot be cut and is left alone."""
+    longest_first = sorted((t for t in tokens if len(t) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _state(decoder: Any) -> str:
+    """A Rust decoder's own JSON; it names its steps."""
+    return "" if decoder is None else bytes(decoder.__getstate__()).decode()
 
 
 def _utf8(text: str) -> bytes:

@@ -8,7 +8,7 @@ for the logits of the rows to sample only. Knows nothing of queues or HTTP; call
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from chairlift_engine.kv_pool import KvPool
 from chairlift_engine.models import LoadedModel
 from chairlift_engine.paged_attention import DecodeRows, PagedStep, PromptChunk
-from chairlift_engine.runner import ScheduledChunk
-from chairlift_engine.sampler import Draw, sample
+from chairlift_engine.request import Request
+from chairlift_engine.runner import Sampled, ScheduledChunk
+from chairlift_engine.sampler import Draw, sample, token_logprobs
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,19 +35,24 @@ class TorchRunner:
         self.pool = KvPool(loaded.layers, num_blocks, block_tokens, loaded.dtype, loaded.device)
 
     @torch.inference_mode()
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         tokens, positions, slots = self._flatten(chunks)
         ends = np.cumsum([chunk.num_tokens for chunk in chunks])
         sampling = [i for i, chunk in enumerate(chunks) if chunk.samples]
+        scored = _scored_chunks(chunks, ends)
+        rows = np.concatenate([ends[sampling] - 1, *(each.rows for each in scored)])
         logits = self._model(
             input_ids=self._tensor(tokens)[None],
             position_ids=self._tensor(positions)[None],
             use_cache=False,
-            logits_to_keep=self._tensor(self._padded(ends[sampling] - 1)),
+            logits_to_keep=self._tensor(self._padded(rows)),
             paged_step=self._paged_step(chunks, slots, ends),
-        ).logits[0, : len(sampling)]
+        ).logits[0, : len(rows)]
+        if scored:
+            _score(scored, logits[len(sampling) :])
         requests = [chunks[i].request for i in sampling]
-        return sample(logits, [Draw(r.sampling, r.num_output_tokens) for r in requests])
+        draws = [Draw(r.sampling, r.num_output_tokens, r.token_ids) for r in requests]
+        return sample(logits[: len(sampling)], draws)
 
     def _flatten(self, chunks: Sequence[ScheduledChunk]) -> tuple[_Ints, _Ints, _Ints]:
         """Token ids, positions and pool slots of all rows, padding included."""
@@ -96,3 +102,34 @@ class TorchRunner:
     def _padded(self, rows: _Ints) -> _Ints:
         """Filled up with zeros: token 0 at position 0 into block 0, which nobody reads."""
         return np.pad(rows, (0, -len(rows) % self._row_multiple))
+
+
+class _ScoredChunk(NamedTuple):
+    """Rows of the step that tell the logprobs of a prompt's tokens from position `first` on."""
+
+    request: Request
+    first: int
+    rows: _Ints
+
+
+def _scored_chunks(chunks: Sequence[ScheduledChunk], ends: _Ints) -> list[_ScoredChunk]:
+    """Each row speaks of the token after it. What is recomputed has been scored before."""
+    scored: list[_ScoredChunk] = []
+    for chunk, end in zip(chunks, ends, strict=True):
+        request = chunk.request
+        if request.sampling.num_prompt_logprobs is not None and request.num_output_tokens == 0:
+            num_rows = min(chunk.end, request.num_prompt_tokens - 1) - chunk.start
+            first_row = int(end) - chunk.num_tokens
+            rows = np.arange(first_row, first_row + num_rows)
+            scored.append(_ScoredChunk(request, chunk.start + 1, rows))
+    return scored
+
+
+def _score(scored: Sequence[_ScoredChunk], logits: Tensor) -> None:
+    done = 0
+    for request, first, rows in scored:
+        tokens = request.token_ids[first : first + len(rows)]
+        counts = [request.sampling.num_prompt_logprobs or 0] * len(rows)
+        known = token_logprobs(logits[done : done + len(rows)], tokens, counts)
+        request.prompt_logprobs[first : first + len(rows)] = known
+        done += len(rows)

@@ -76,6 +76,7 @@ class Gateway:
             (wire.COMPLETIONS_PATH, "POST", True),
             (wire.CHAT_COMPLETIONS_PATH, "POST", True),
             (wire.TOKENIZE_PATH, "POST", False),
+            (wire.DETOKENIZE_PATH, "POST", False),
             (wire.MODELS_PATH, "GET", False),
         ):
             for prefix in ("", BATCH_PREFIX):

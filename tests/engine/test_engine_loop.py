@@ -13,7 +13,7 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
 from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.request import FinishReason, Request, SamplingParams
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.scheduler import Scheduler
 from chairlift_engine.simulator import SimulatorRunner
 from chairlift_engine.simulator_profile import Profile
@@ -161,7 +161,7 @@ def test_an_idle_engine_wakes_for_a_request_and_keeps_its_heartbeat(threaded: Th
 
 
 class Broken:
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         raise RuntimeError("the device is gone")
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from chairlift_engine.audit import audit
 from chairlift_engine.clock import VirtualClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
@@ -109,5 +110,5 @@ def test_any_change_of_policy_leaves_every_text_as_it_was(seed: int) -> None:
     assert disturbed.reasons == undisturbed.reasons
     assert disturbed.num_preemptions > 0
     residency = disturbed.engine.scheduler.residency
-    residency.check()
+    audit(residency)
     assert residency.blocks.num_free == CAPACITY.num_blocks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chairlift_bench.fuzz_world import World
@@ -53,6 +55,17 @@ def test_an_answer_can_be_found_as_the_beginning_of_the_next_prompt() -> None:
     w.step()
     assert chat.num_cached_tokens == (first.num_tokens - 1) // BLOCK * BLOCK > 20
     run(w)
+
+
+def test_a_prompt_that_is_scored_is_computed_as_a_whole() -> None:
+    w = world()
+    first = w.add(prompt(60), 3)
+    run(w)
+    scored = Request("r", prompt(60), replace(first.sampling, num_prompt_logprobs=0), w.now_s)
+    find = w.scheduler.residency.find_prefix
+    assert find(scored) == []
+    scored.token_ids.append(5)  # from now on its prompt has been scored
+    assert len(find(scored)) * BLOCK == 48
 
 
 def test_only_computed_blocks_are_found() -> None:

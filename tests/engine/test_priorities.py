@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift_bench.fuzz_world import World
@@ -186,6 +186,7 @@ def test_after_yielding_four_times_batch_work_starts_for_good() -> None:
     assert batch.num_preemptions == MAX_PREEMPTIONS
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 100)), min_size=2, max_size=12),
     st.integers(13, 30),

@@ -13,6 +13,7 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.live_policy import PolicyOutOfRange, StalePolicy
 from chairlift_engine.prompts import MAX_TIMES_PASSED
 from chairlift_engine.request import FinishReason, Request, SamplingParams
+from chairlift_engine.runner import Sampled
 from chairlift_engine.scheduler import Scheduler, StepPlan, TokenEvent
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 from chairlift_protocol.wire import RequestClass
@@ -73,7 +74,7 @@ class Bench:
 
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule(self.now_s)
-        sampled = [token_of(c.request) for c in plan.chunks if c.samples]
+        sampled = [Sampled(token_of(c.request)) for c in plan.chunks if c.samples]
         self.now_s += 1.0
         self.events += self.scheduler.commit(plan, sampled, self.now_s)
         self.plans.append(plan)
@@ -88,6 +89,15 @@ class Bench:
 
     def running(self) -> list[str]:
         return [r.id for r in self.scheduler.residency.running]
+
+
+def test_a_stop_token_ends_nothing_before_min_tokens_are_out() -> None:
+    ride = bench()
+    stops = frozenset(1300 + position for position in (0, 2, 5))
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=stops, min_tokens=3)
+    ride.scheduler.add(Request("a", [1, 2, 3], sampling, arrival_s=0.0))
+    ride.run()
+    assert [e.finish_reason for e in ride.events] == [None] * 5 + [FinishReason.STOP]
 
 
 def token_of(request: Request) -> int:
@@ -156,6 +166,31 @@ def test_lowering_the_batch_size_drains_and_raising_it_admits_at_once() -> None:
     assert len(b.step().chunks) == 6
     b.run()
     assert all(plan.num_preemptions == 0 for plan in b.plans)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [126, 127])
+def test_a_prompt_may_fill_all_usable_blocks_but_for_one_token(num_prompt_tokens: int) -> None:
+    b = bench(num_blocks=8)
+    assert b.scheduler.capacity.longest_prompt_tokens == 8 * BLOCK - 1
+    b.add("runs", num_prompt_tokens)
+    b.run()
+    assert len(b.events) == 8 * BLOCK - num_prompt_tokens
+    with pytest.raises(AssertionError):  # the server refuses it with both numbers
+        b.add("never fits", 8 * BLOCK)
+
+
+def test_the_batch_size_counts_prompts_in_the_middle_and_is_exceeded_only_while_draining() -> None:
+    b = bench(batch_size=3, step_tokens=32)
+    for i in range(6):
+        b.add(f"r{i}", 40, max_tokens=12)
+    for size in (3, 3, 3, 3, 3, 1, 1, 1, 2, 2, 2):
+        before = len(b.running())
+        if b.scheduler.policy.batch_size != size:
+            counter = b.scheduler.policy.generation.counter + 1
+            b.scheduler.set_policy(policy(counter, batch_size=size, step_tokens=32))
+        b.step()
+        assert len(b.running()) <= max(size, before)
+    b.run()
 
 
 # -- who yields to whom ----------------------------------------------------------------------------

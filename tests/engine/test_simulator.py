@@ -73,7 +73,7 @@ def test_a_request_id_that_comes_again_gets_its_own_text() -> None:
         for start in range(30, 39):
             chunk_tokens = 30 if start == 30 else 1
             chunk = ScheduledChunk(request, request.num_tokens - chunk_tokens, chunk_tokens)
-            request.token_ids += runner.execute([chunk])
+            request.token_ids += [sampled.token_id for sampled in runner.execute([chunk])]
         texts.append(bytes(request.token_ids[30:]))
     assert len(set(texts)) == 3
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import FinishReason, Request, SamplingParams
+from chairlift_engine.runner import Sampled
 from chairlift_engine.scheduler import Scheduler, StepPlan, TokenEvent
 from chairlift_engine.static_batching import FILL_WAIT_S
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
@@ -45,7 +46,7 @@ class Rig:
                 and chunk.start == chunk.request.num_computed_tokens
                 or (chunk.request.id == "padding")
             )
-        sampled = [1000 + c.request.num_output_tokens for c in plan.chunks if c.samples]
+        sampled = [Sampled(1000 + c.request.num_output_tokens) for c in plan.chunks if c.samples]
         self.now_s += 0.01
         self.events += self.scheduler.commit(plan, sampled, self.now_s)
         return plan

@@ -108,7 +108,7 @@ def test_the_window_stays_short_whatever_comes() -> None:
     class Counting(ByteTokenizer):
         longest = 0
 
-        def decode(self, token_ids: Sequence[int]) -> str:
+        def decode(self, token_ids: Sequence[int], *, specials: bool = False) -> str:
             self.longest = max(self.longest, len(token_ids))
             return super().decode(token_ids)
 
@@ -123,6 +123,74 @@ def test_a_model_ends_at_its_own_and_its_generation_settings_tokens(hf: HfTokeni
     assert hf.eos_token_ids == {*end, *own}
     assert hf.decode([*hf.encode("he"), *own]) == "he"
     assert set(end + own) <= hf.special_ids | hf.eos_token_ids
+
+
+def test_token_bytes_join_to_the_text_with_special_tokens_by_name(hf: HfTokenizer) -> None:
+    @given(st.lists(st.integers(0, hf.vocab_size - 1), max_size=40))
+    def holds(ids: list[int]) -> None:
+        joined = b"".join(map(hf.token_bytes, ids)).decode(errors="replace")
+        assert joined == hf.decode(ids, specials=True)
+
+    holds()
+    assert hf.token_bytes(hf.encode("h\u00e9")[1]) == "\u00e9".encode()[:1]
+    assert hf.decode(hf.encode("he</s>ll"), specials=True) == "he</s>ll"
+    assert hf.token_bytes(hf.vocab_size + 5) == b""
+
+
+def test_pieces_of_a_sentencepiece_vocabulary_are_bytes_and_spaces(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    names = ["<unk>", "\u2581the", "<0xE6>", "er", "</s>"]
+    backend = Backend(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
+    backend.add_special_tokens(["</s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
+    )
+    tokenizer = HfTokenizer(tmp_path)
+    assert [tokenizer.token_bytes(i) for i in (1, 2, 3, 4)] == [b" the", b"\xe6", b"er", b"</s>"]
+
+
+def test_ids_beyond_the_models_embeddings_are_not_in_its_vocabulary(folder: Path) -> None:
+    assert HfTokenizer(folder, 100).vocab_size == 100
+    assert HfTokenizer(folder, 10**6).vocab_size == HfTokenizer(folder).vocab_size
+
+
+CHATS = st.lists(
+    st.lists(
+        st.one_of(st.text("h<|en/s>l", max_size=8), st.sampled_from(["</s>", "<|end|>", "<s>"])),
+        max_size=5,
+    ).map("".join),
+    min_size=1,
+    max_size=3,
+)
+
+
+def test_message_content_forges_no_turn_and_changes_no_other_token(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}<s>{{ m.role }}h{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant{% endif %}"
+    )
+    tokenizer = HfTokenizer(tmp_path)
+    control = {i: name for name in ("<s>", "</s>", "<|end|>") for i in tokenizer.encode(name)}
+
+    @given(CHATS)
+    def holds(contents: list[str]) -> None:
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": c} for c in contents])
+        turns = [control[i] for i in ids if i in control]
+        assert turns == ["<s>", "<|end|>"] * len(contents) + ["<s>"]
+        text = "".join(f"<s>userh{c}<|end|>" for c in contents) + "<s>assistant"
+        assert tokenizer.decode(ids, specials=True) == text, "the model reads what was written"
+        if not any(name in content for content in contents for name in control.values()):
+            assert ids == tokenizer.encode(text)
+
+    holds()
 
 
 def test_chat_without_a_template_is_refused_with_a_way_out(hf: HfTokenizer) -> None:

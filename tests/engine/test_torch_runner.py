@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +16,8 @@ from chairlift_engine.clock import VirtualClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import Engine, StepReport
 from chairlift_engine.models import LoadedModel, prepare_model
-from chairlift_engine.request import Request, SamplingParams
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.request import Request, SamplingParams, TokenLogprobs
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.scheduler import Scheduler
 from chairlift_engine.torch_runner import TorchRunner
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
@@ -85,8 +86,9 @@ class Ride:
         self.num_mixed_steps = self.num_later_chunks = self.num_preemptions = 0
         self.num_cached_tokens = 0
         self._finished: dict[str, list[int]] = {}
+        self.logprobs: defaultdict[str, list[TokenLogprobs | None]] = defaultdict(list)
 
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         decodes = [chunk for chunk in chunks if chunk.request.is_decoding]
         self.num_mixed_steps += 0 < len(decodes) < len(chunks)
         self.num_later_chunks += sum(c.start > 0 for c in chunks if not c.request.is_decoding)
@@ -112,6 +114,7 @@ class Ride:
         if report.sums is not None:
             self.num_preemptions += report.num_preemptions
         for event in report.tokens:
+            self.logprobs[event.request.id].append(event.logprobs)
             if event.finish_reason is not None:
                 request = event.request
                 self.num_cached_tokens += request.num_cached_tokens
@@ -123,6 +126,10 @@ def request(name: str, prompt: list[int], **sampling: Any) -> Request:
     # Some that the others may preempt.
     request_class = RequestClass.BATCH if name in ("3", "6", "8") else RequestClass.INTERACTIVE
     return Request(name, prompt, SamplingParams(**given), float(name), request_class)
+
+
+def token_ids(sampled: Sequence[Sampled]) -> list[int]:
+    return [one.token_id for one in sampled]
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +256,7 @@ def test_padding_rows_write_to_the_trash_block_alone_and_change_no_token(
         one.block_ids = [5, 9, 11, 2]
         for start in (0, 32, 40, 41, 42):  # a chunk, the rest of the prompt, decodes
             end = 32 if start == 0 else one.num_tokens
-            one.token_ids += runner.execute([ScheduledChunk(one, start, end - start)])
+            one.token_ids += token_ids(runner.execute([ScheduledChunk(one, start, end - start)]))
         tokens.append(one.token_ids[one.num_prompt_tokens :])
         for pages in (*runner.pool.keys, *runner.pool.values):
             assert pages.isfinite().all()
@@ -277,7 +284,16 @@ def test_seeded_samples_repeat_in_other_company_and_after_preemption(
     prompts: list[list[int]], tiny_model: Callable[[str], transformers.PreTrainedModel]
 ) -> None:
     loaded = prepare_model(tiny_model("llama"))
-    kinds: list[dict[str, Any]] = [{}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}]
+    kinds: list[dict[str, Any]] = [
+        {
+            "presence_penalty": 1.0,
+            "min_tokens": NUM_OUTPUT_TOKENS,
+            "stop_token_ids": frozenset((7,)),
+        },
+        {"top_k": 20, "repetition_penalty": 1.2},
+        {"top_p": 0.8, "frequency_penalty": 0.4},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.05, "logit_bias": ((5, 3.0),)},
+    ]
 
     def requests() -> list[Request]:
         return [
@@ -292,11 +308,37 @@ def test_seeded_samples_repeat_in_other_company_and_after_preemption(
     alone = TorchRunner(loaded, 16, 16)
     for each, expected in zip(requests(), together, strict=True):
         each.block_ids = list(range(1, 11))
-        each.token_ids += alone.execute([ScheduledChunk(each, 0, each.num_tokens)])
+        each.token_ids += token_ids(alone.execute([ScheduledChunk(each, 0, each.num_tokens)]))
         while each.num_output_tokens < NUM_OUTPUT_TOKENS:
-            each.token_ids += alone.execute([ScheduledChunk(each, each.num_tokens - 1, 1)])
+            chunk = ScheduledChunk(each, each.num_tokens - 1, 1)
+            each.token_ids += token_ids(alone.execute([chunk]))
         assert each.token_ids[each.num_prompt_tokens :] == expected
     assert len({tuple(tokens) for tokens in together}) == len(prompts)
+
+
+def test_every_token_has_its_logprobs_also_in_chunks_and_after_preemption(
+    prompts: list[list[int]], tiny_model: Callable[[str], transformers.PreTrainedModel]
+) -> None:
+    asks = {"num_logprobs": 3, "num_prompt_logprobs": 2}
+    ride = Ride(prepare_model(tiny_model("llama")), num_blocks=14)
+    asked = [request(str(i), prompt, **asks) for i, prompt in enumerate(prompts)]
+    outputs = ride.run(asked)
+    assert ride.num_preemptions > 0 and ride.num_later_chunks > 0
+    plain = tiny_model("llama")
+    for each, output in zip(asked, outputs, strict=True):
+        with torch.no_grad():
+            expected = plain(torch.tensor([each.token_ids])).logits[0].log_softmax(-1)
+        assert each.prompt_logprobs[0] is None
+        found = [*each.prompt_logprobs[1:], *ride.logprobs[each.id]]
+        assert len(found) == len(each.token_ids) - 1 and len(ride.logprobs[each.id]) == len(output)
+        for position, logprobs in enumerate(found, 1):
+            row, token = expected[position - 1], each.token_ids[position]
+            assert logprobs is not None
+            assert logprobs.logprob == pytest.approx(float(row[token]), abs=1e-4)
+            count = 2 if position < each.num_prompt_tokens else 3
+            assert [value for _, value in logprobs.top] == pytest.approx(
+                row.topk(count).values.tolist(), abs=1e-4
+            )
 
 
 def test_a_step_that_samples_nothing_returns_nothing(

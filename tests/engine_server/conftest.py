@@ -18,7 +18,8 @@ import pytest
 
 from chairlift_engine.clock import MonotonicClock
 from chairlift_engine.config import Capacity
-from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.request import TokenLogprobs
+from chairlift_engine.runner import Sampled, ScheduledChunk
 from chairlift_engine.server.door import Bounds
 from chairlift_engine.server.engine_server import EngineServer, LoadedModel, ServerSettings
 from chairlift_engine.tokenizer import ByteTokenizer
@@ -58,7 +59,7 @@ class EchoRunner:
     def release(self) -> None:
         self.allow(math.inf)
 
-    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
+    def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
         self.in_step.set()
         with self._changed:
             assert self._changed.wait_for(lambda: self._num_allowed > 0, WAIT_S)
@@ -69,7 +70,18 @@ class EchoRunner:
             self.next_error = None
             raise error
         self.computed.update(c.request.num_prompt_tokens for c in chunks)
-        return [self._token(c) for c in chunks if c.samples]
+        return [self._sampled(c) for c in chunks if c.samples]
+
+    def _sampled(self, chunk: ScheduledChunk) -> Sampled:
+        """The token, and with logprobs falling from -0.5 for it, for as many as are asked for."""
+        token_id = self._token(chunk)
+        num_logprobs = chunk.request.sampling.num_logprobs
+        if num_logprobs is None:
+            return Sampled(token_id)
+        top = tuple(
+            ((token_id + i) % ByteTokenizer.vocab_size, -0.5 - i) for i in range(num_logprobs)
+        )
+        return Sampled(token_id, TokenLogprobs(-0.5, top))
 
     def _token(self, chunk: ScheduledChunk) -> int:
         request = chunk.request

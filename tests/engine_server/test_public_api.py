@@ -30,6 +30,7 @@ def test_the_openai_client_completes(client) -> None:
         "prompt_tokens": 6,
         "completion_tokens": 3,
         "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -44,7 +45,12 @@ def test_the_openai_client_streams_a_chat_with_usage(client) -> None:
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
     assert whole.choices[0].finish_reason == "stop"
-    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert chunks[-1].choices == [] and usage.total_tokens == whole.usage.total_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens, (
+        "its prefix is known"
+    )
     assert client.models.list().data[0].id == "echo"
 
 
@@ -130,7 +136,7 @@ def test_a_stop_string_frees_the_request_early(engine, eventually) -> None:
 def test_several_prompts_become_several_choices(engine) -> None:
     answer = engine.complete([[97, 98], [99]], max_tokens=2).json()
     assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "ab"), (1, "c")]
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 4)
     chunks = frames(engine.complete(["ab", "c"], max_tokens=2, stream=True).text)
     for index, text in enumerate(["ab", "c"]):
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
@@ -193,3 +199,20 @@ def test_tokenize_answers_ids_of_a_text_or_a_chat(engine) -> None:
     assert answer == {"count": 3, "max_model_len": 256, "tokens": [256, 97, 98]}
     chat = {"model": "echo", "messages": [{"role": "user", "content": "hi"}]}
     assert engine.client.post("/tokenize", json=chat).json()["count"] > 3
+
+
+def test_detokenize_answers_the_text_with_special_tokens_by_name(engine) -> None:
+    tokens = engine.client.post("/tokenize", json={"prompt": "a\u00e9"}).json()["tokens"]
+    answer = engine.client.post("/detokenize", json={"tokens": tokens, "mystery": 1})
+    assert answer.json() == {"prompt": "<|begin|>a\u00e9"}
+    assert answer.headers[IGNORED_FIELDS_HEADER] == "mystery"
+    for bad in ([260], [-1], ["a"], "ab", [True]):
+        refused = engine.client.post("/detokenize", json={"tokens": bad})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"].startswith("tokens")
+
+
+def test_a_method_that_a_path_does_not_have_is_refused_with_those_it_has(engine) -> None:
+    refused = engine.client.get("/v1/completions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert refused.json()["error"]["type"] == "invalid_request_error"

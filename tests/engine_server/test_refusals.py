@@ -42,7 +42,7 @@ REFUSED_FIELDS = [
     ("max_tokens", "5"),
     ("max_completion_tokens", 0),
     ("n", 0),
-    ("n", 2),
+    ("n", 129),
     ("n", 10**30),
     ("stop", ["a", "b", "c", "d", "e"]),
     ("stop", ""),
@@ -58,18 +58,32 @@ REFUSED_FIELDS = [
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
     ("response_format", {"type": "json_object"}),
-    ("logprobs", 1),
+    ("logprobs", -1),
+    ("logprobs", 21),
     ("logprobs", True),
     ("top_logprobs", 3),
-    ("logit_bias", {"1": 5}),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -0.5),
-    ("echo", True),
+    ("logit_bias", {"260": 5}),
+    ("logit_bias", {"-1": 5}),
+    ("logit_bias", {"x": 5}),
+    ("logit_bias", {"9" * 400: 5}),
+    ("logit_bias", {"\u0661": 5}),
+    ("logit_bias", {"1": 100.5}),
+    ("logit_bias", {"1": float("nan")}),
+    ("logit_bias", {str(i): 0 for i in range(1025)}),
+    ("logit_bias", [1]),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("echo", "yes"),
     ("suffix", "x"),
     ("best_of", 2),
-    ("min_p", 0.1),
-    ("min_tokens", 3),
-    ("repetition_penalty", 1.1),
+    ("min_p", 1.1),
+    ("min_p", -0.1),
+    ("min_tokens", -1),
+    ("min_tokens", 17),  # more than the sixteen that a completion has
+    ("repetition_penalty", 0),
+    ("repetition_penalty", float("inf")),
+    ("priority", 1),
+    ("priority", False),
     ("functions", [{"name": "f"}]),
     ("audio", {"voice": "x"}),
     ("modalities", ["text", "audio"]),
@@ -98,8 +112,9 @@ def test_stream_options_without_a_stream_are_refused(shared_engine) -> None:
     "fields",
     [
         {"presence_penalty": 0, "frequency_penalty": 0.0, "n": 1, "best_of": 1},
-        {"logprobs": None, "echo": False, "suffix": None, "logit_bias": {}},
-        {"logprobs": False, "tools": [], "response_format": {"type": "text"}, "min_p": 0.0},
+        {"logprobs": None, "echo": False, "suffix": None, "logit_bias": {}, "priority": 0},
+        {"tools": [], "response_format": {"type": "text"}, "min_p": 0.0, "top_logprobs": 0},
+        {"repetition_penalty": 1, "min_tokens": 0, "service_tier": "auto"},
         {"store": True, "metadata": {}, "user": "me", "stop": [], "stop_token_ids": []},
         {"temperature": None, "top_p": None, "top_k": -1, "seed": None, "stream": None},
         {"temperature": 0, "top_p": 1, "top_k": 0, "seed": -5, "max_tokens": None},
@@ -109,6 +124,32 @@ def test_values_that_change_nothing_are_accepted(shared_engine, fields) -> None:
     response = shared_engine.complete(**fields)
     assert response.status_code == 200, response.text
     assert "x-chairlift-ignored-fields" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"echo": True}, "echo"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+        ({"min_tokens": 300}, "min_tokens"),
+        ({"n": 129}, "n"),
+        ({"n": 0, "stream": True}, "n"),
+    ],
+)
+def test_fields_that_chat_does_not_take_are_refused_by_name(shared_engine, fields, param) -> None:
+    response = shared_engine.chat(**fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_more_requests_than_a_call_may_hold_are_refused(shared_engine) -> None:
+    response = shared_engine.complete(["a"] * 100, n=11)
+    assert response.json()["error"]["param"] == "n"
+    assert "1024 requests" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

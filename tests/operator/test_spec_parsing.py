@@ -133,6 +133,7 @@ def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_repli
         (_with("  mode: enforce\n"), "spec.mode: must be 'Enforce' or 'Recommend', not 'enforce'."),
         (_with("  metrics: {source: Prometheus}\n"), "spec.metrics.source: must be 'Direct'"),
         (_with("  interactive: 3\n"), "spec.interactive: must be an object with fields, not 3."),
+        (_with("  runtime: {sharePrefixes: 1}\n"), "spec.runtime.sharePrefixes: "),
         (
             _with("  runtime: {simulator: {profile: fast}}\n"),
             "spec.runtime: simulator only works with 'engine: simulator'",

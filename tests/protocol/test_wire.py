@@ -80,6 +80,7 @@ PUBLISHED = {
     "COMPLETIONS_PATH": "/v1/completions",
     "CHAT_COMPLETIONS_PATH": "/v1/chat/completions",
     "TOKENIZE_PATH": "/tokenize",
+    "DETOKENIZE_PATH": "/detokenize",
     "LIVE_PATH": "/health/live",
     "READY_PATH": "/health/ready",
     "METRICS_PATH": "/metrics",

@@ -9,20 +9,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from chairlift_engine.server.body_reader import HeldBody, ignored_header
+from chairlift_engine.server.body_reader import HeldBody, ignored_headers
 from chairlift_engine.server.errors import ApiError
 from chairlift_engine.server.generation import ClientLeft, Generation
 from chairlift_engine.server.order import Order
 from chairlift_engine.server.origin import Origin
 from chairlift_engine.server.replica import Replica, Serving
-from chairlift_engine.server.shapes import DONE_FRAME, Choice, Document, Shape, frame, usage_of
-from chairlift_engine.server.text_stream import Piece
-from chairlift_protocol.wire import IGNORED_FIELDS_HEADER
+from chairlift_engine.server.shapes import (
+    DONE_FRAME,
+    Choice,
+    Document,
+    Json,
+    Shape,
+    frame,
+    usage_of,
+)
+from chairlift_engine.server.text_stream import Piece, joined
+from chairlift_engine.tokenizer import Tokenizer
 
 
 class Answer(Response):
@@ -64,12 +73,13 @@ class Answer(Response):
     ) -> None:
         self._generation = Generation(order, serving.bridge, serving.tokenizer)
         document = Document(order.id, serving.model_name, self._shape)
+        writer = _Writer(order, document, self._generation, serving.tokenizer)
         try:
             self._generation.start()
             if order.stream:
-                await _stream(order, document, self._generation, send)
+                await _stream(writer, send)
             else:
-                response = await _whole(order, document, self._generation)
+                response = await _whole(writer)
                 await response(scope, receive, send)
         except ClientLeft:
             return
@@ -92,39 +102,62 @@ class Answer(Response):
             watcher.cancel()
 
 
-async def _whole(order: Order, document: Document, generation: Generation) -> JSONResponse:
-    texts: list[list[str]] = [[] for _ in order.requests]
-    reasons: list[str | None] = [None for _ in order.requests]
-    while pieces := await generation.read():
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """What both forms of an answer are written from."""
+
+    order: Order
+    document: Document
+    generation: Generation
+    tokenizer: Tokenizer
+
+    @property
+    def usage(self) -> Json:
+        order = self.order
+        return usage_of(
+            order.num_prompt_tokens, order.num_cached_tokens, self.generation.num_output_tokens
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return ignored_headers(self.order.ignored)
+
+    def choice(self, piece: Piece) -> Choice:
+        logprobs = None
+        if self.order.wants_logprobs:
+            logprobs = self.document.shape.logprobs(piece.scored, self.tokenizer)
+        return Choice(piece.text, piece.finish_reason, logprobs)
+
+
+async def _whole(writer: _Writer) -> JSONResponse:
+    choices: list[list[Piece]] = [[] for _ in writer.order.requests]
+    while pieces := await writer.generation.read():
         for index, piece in pieces:
-            texts[index].append(piece.text)
-            reasons[index] = piece.finish_reason
-    choices = [Choice("".join(t), reason) for t, reason in zip(texts, reasons, strict=True)]
-    usage = usage_of(order.num_prompt_tokens, generation.num_output_tokens)
-    return JSONResponse(document.whole(choices, usage), headers=_headers(order))
+            choices[index].append(piece)
+    listed = [writer.choice(joined(own)) for own in choices]
+    return JSONResponse(writer.document.whole(listed, writer.usage), headers=writer.headers)
 
 
-async def _stream(order: Order, document: Document, generation: Generation, send: Send) -> None:
+async def _stream(writer: _Writer, send: Send) -> None:
     """The status waits for the first token, so that a failure before it has a status of its own."""
-    pieces = await generation.read()
-    headers = {"cache-control": "no-cache", **_headers(order)}
+    pieces = await writer.generation.read()
+    headers = {"cache-control": "no-cache", **writer.headers}
     start = Response(media_type="text/event-stream", headers=headers)
     del start.headers["content-length"]
     await send({"type": "http.response.start", "status": 200, "headers": start.raw_headers})
     last = DONE_FRAME
     try:
-        async for event in _events(order, document, generation, pieces):
+        async for event in _events(writer, pieces):
             await send({"type": "http.response.body", "body": event, "more_body": True})
     except ApiError as error:
         last = frame(error.body())
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def _events(
-    order: Order, document: Document, generation: Generation, pieces: list[tuple[int, Piece]]
-) -> AsyncIterator[bytes]:
+async def _events(writer: _Writer, pieces: list[tuple[int, Piece]]) -> AsyncIterator[bytes]:
     """A server-sent event for each piece that says something, from the first pieces on."""
-    no_usage = {"usage": None} if order.include_usage else {}
+    document = writer.document
+    no_usage = {"usage": None} if writer.order.include_usage else {}
     opened: set[int] = set()
     while pieces:
         for index, piece in pieces:
@@ -133,13 +166,8 @@ async def _events(
                 if (opening := document.shape.opening(index)) is not None:
                     yield document.chunk([opening], **no_usage)
             if piece.text or piece.finish_reason is not None:
-                delta = document.shape.delta(index, piece.text, piece.finish_reason)
+                delta = document.shape.delta(index, writer.choice(piece))
                 yield document.chunk([delta], **no_usage)
-        pieces = await generation.read()
-    if order.include_usage:
-        usage = usage_of(order.num_prompt_tokens, generation.num_output_tokens)
-        yield document.chunk([], usage=usage)
-
-
-def _headers(order: Order) -> dict[str, str]:
-    return {IGNORED_FIELDS_HEADER: ignored_header(order.ignored)} if order.ignored else {}
+        pieces = await writer.generation.read()
+    if writer.order.include_usage:
+        yield document.chunk([], usage=writer.usage)

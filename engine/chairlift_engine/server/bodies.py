@@ -7,16 +7,28 @@ the value that changes nothing. A name nobody knows is accepted and reported bac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from chairlift_engine.server.errors import ApiError, unsupported
-
-MAX_PROMPTS: Final = 1024
-MAX_STOPS: Final = 4
-
-Prompt: TypeAlias = str | list[int]
+from chairlift_engine.server.errors import invalid, unsupported
+from chairlift_engine.server.field_values import (
+    MAX_CHOICES,
+    MAX_REQUESTS,
+    Biases,
+    Content,
+    Likeliest,
+    Mass,
+    Penalty,
+    Positive,
+    Prompts,
+    Repetition,
+    Seed,
+    Share,
+    Stops,
+    Temperature,
+    Text,
+)
 
 # Accepted, and without effect on the output.
 HARMLESS: Final = frozenset(
@@ -39,33 +51,27 @@ NOT_BUILT: Final[Mapping[str, tuple[object, ...]]] = {
     "audio": (None,),
     "bad_words": (None, []),
     "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
     "guided_choice": (None,),
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
     "modalities": (None, ["text"]),
-    "presence_penalty": (None, 0),
-    "prompt_logprobs": (None,),
+    "priority": (None, 0),  # classes order requests, and inside a class arrival does
+    "prompt_logprobs": (None,),  # echo with logprobs has them
     "reasoning_effort": (None,),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "use_beam_search": (None, False),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
+NOT_BUILT_OF_COMPLETIONS: Final = {**NOT_BUILT, "top_logprobs": (None, 0)}
+NOT_BUILT_OF_CHAT: Final = {**NOT_BUILT, "echo": (None, False)}
 NOT_BUILT_OF_MESSAGES: Final[Mapping[str, tuple[object, ...]]] = {
     "audio": (None,),
     "function_call": (None,),
@@ -75,74 +81,9 @@ NOT_BUILT_OF_MESSAGES: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-def clean_text(text: str) -> str:
-    """Text that a tokenizer and a template can take."""
-    if "\0" in text:
-        raise ValueError("must not hold NUL characters")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must not hold unpaired surrogates") from None
-    return text
-
-
-def _prompts(value: object) -> list[Prompt]:
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        raise ValueError("must be a string, a list of strings, or token ids (a list, or lists)")
-    if not value:
-        raise ValueError("must not be empty")
-    if all(type(item) is int for item in value):
-        value = [value]
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"must hold at most {MAX_PROMPTS} prompts, not {len(value)}")
-    return [_prompt(item) for item in value]
-
-
-def _prompt(item: object) -> Prompt:
-    if isinstance(item, str):
-        clean_text(item)
-    elif not isinstance(item, list) or not all(type(token) is int for token in item):
-        raise ValueError("must be a string, a list of strings, or token ids (a list, or lists)")
-    if not item:
-        raise ValueError("must not be empty")
-    return item
-
-
-def _stops(value: object) -> list[str]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise ValueError(f"must hold at most {MAX_STOPS} strings, not {len(stops)}")
-    if "" in stops:
-        raise ValueError("must not hold an empty string")
-    return [clean_text(stop) for stop in stops]
-
-
-def _content(value: object) -> str:
-    """A message's text; several text parts are lines of it."""
-    if isinstance(value, str):
-        return clean_text(value)
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of text parts")
-    texts: list[str] = []
-    for part in value:
-        if not isinstance(part, dict):
-            raise ValueError("must be a string or a list of text parts")
-        if part.get("type") != "text":
-            raise ValueError(
-                f"parts of type {part.get('type')!r} are not supported by this engine; send text"
-            )
-        if not isinstance(part.get("text"), str):
-            raise ValueError("each text part must hold its string as 'text'")
-        texts.append(clean_text(part["text"]))
-    return "\n".join(texts)
-
-
-Text: TypeAlias = Annotated[str, AfterValidator(clean_text)]
-Positive: TypeAlias = Annotated[int, Field(ge=1)]
+def _same(value: object, other: object) -> bool:
+    """Equal in JSON, where false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 class Body(BaseModel):
@@ -154,7 +95,7 @@ class Body(BaseModel):
         names: list[str] = []
         for name, value in (self.model_extra or {}).items():
             if name in self.not_built:
-                if value not in self.not_built[name]:
+                if not any(_same(value, nothing) for nothing in self.not_built[name]):
                     raise unsupported(prefix + name)
             elif name not in HARMLESS:
                 names.append(prefix + name)
@@ -172,54 +113,91 @@ class GenerationBody(Body):
     model: Text
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    temperature: Temperature | None = None
+    top_p: Mass | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    n: Positive | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: Biases | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Stops | None = None
     stop_token_ids: list[int] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
 
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens to report beside each; None: no logprobs."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise ApiError for fields that do not go together."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "only goes with stream: true")
+
     def ignored(self, prefix: str = "") -> list[str]:
         names = super().ignored(prefix)
-        if self.n is not None and self.n > 1:
-            raise ApiError(
-                400,
-                f"n: {self.n} choices are not supported by this engine; send {self.n} requests",
-                param="n",
-                code="unsupported_parameter",
-            )
         if self.stream_options is not None:
-            if not self.stream:
-                raise ApiError(
-                    400, "stream_options: only goes with stream: true", param="stream_options"
-                )
             names += self.stream_options.ignored("stream_options.")
         return names
 
 
 class CompletionBody(GenerationBody):
-    prompt: Annotated[list[Prompt], BeforeValidator(_prompts)]
+    not_built = NOT_BUILT_OF_COMPLETIONS
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: Likeliest | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def check(self) -> None:
+        super().check()
+        if len(self.prompt) * self.num_choices > MAX_REQUESTS:
+            raise invalid(
+                "n",
+                f"{len(self.prompt)} prompts with {self.num_choices} choices each are more than "
+                f"{MAX_REQUESTS} requests; send fewer at once",
+            )
 
 
 class Message(Body):
     not_built = NOT_BUILT_OF_MESSAGES
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Content
     name: Text | None = None
 
 
 class ChatBody(GenerationBody):
+    not_built = NOT_BUILT_OF_CHAT
     messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Likeliest | None = None
 
     def ignored(self, prefix: str = "") -> list[str]:
         names = super().ignored(prefix)
         for index, message in enumerate(self.messages):
             names += message.ignored(f"messages.{index}.")
         return names
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "only goes with logprobs: true")
 
 
 class TokenizeBody(Body):
@@ -228,3 +206,8 @@ class TokenizeBody(Body):
     model: Text | None = None
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+
+class DetokenizeBody(Body):
+    model: Text | None = None
+    tokens: list[int]

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from chairlift_engine.server.bodies import Body
 from chairlift_engine.server.errors import ApiError, busy, invalid
+from chairlift_protocol.wire import IGNORED_FIELDS_HEADER
 
 MAX_BODY_BYTES: Final = 10 * 2**20
 # A client that is still sending does not read: what is over the bound is taken in and dropped, up
@@ -111,7 +112,11 @@ def parse(raw: bytes, body: type[B]) -> B:
         raise _refusal(error.errors(include_url=False)[0]) from None
 
 
-def ignored_header(names: list[str]) -> str:
+def ignored_headers(names: list[str]) -> dict[str, str]:
+    return {IGNORED_FIELDS_HEADER: _quoted(names)} if names else {}
+
+
+def _quoted(names: list[str]) -> str:
     """Bounded and plain ASCII, whatever the names are."""
     text = ""
     for name in names:

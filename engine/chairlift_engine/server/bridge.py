@@ -19,6 +19,7 @@ from chairlift_engine.clock import Clock
 from chairlift_engine.engine import Engine, StepReport, StepSums
 from chairlift_engine.request import FinishReason, Request
 from chairlift_engine.residency import Gauges, TenantGauge
+from chairlift_engine.scheduler import TokenEvent
 from chairlift_engine.server import timeline
 from chairlift_engine.server.errors import RETRY_AFTER_S
 from chairlift_engine.server.metrics import Metrics
@@ -134,7 +135,7 @@ class Bridge:
 
     def _deliver(self, report: StepReport) -> None:
         for event in report.tokens:
-            self._feed(event.request, event.token_id, event.finish_reason)
+            self._feed(event)
             if event.finish_reason is not None:
                 timeline.log(event.request, event.finish_reason, report.now_s)
         for request, reason in report.ended:
@@ -148,7 +149,8 @@ class Bridge:
         self._forget_seen(report.gauges)
         self._metrics.observe_report(report)
 
-    def _feed(self, request: Request, token_id: int, reason: FinishReason | None) -> None:
+    def _feed(self, event: TokenEvent) -> None:
+        request, reason = event.request, event.finish_reason
         stream = self._streams.get(request.id)
         if stream is None:
             return
@@ -156,7 +158,7 @@ class Bridge:
             del self._streams[request.id]
         was_open = stream.finish_reason is None
         try:
-            stream.feed(token_id, reason)
+            stream.feed(event.token_id, reason, event.logprobs)
         except Exception:
             # One undecodable answer must not stop the others' delivery.
             logger.exception("request %s: its text could not be made", request.id)

@@ -175,7 +175,9 @@ def install(app: FastAPI, on_error: Callable[[ApiError], None] = lambda _: None)
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(error.status_code, message).response()
+        response = ApiError(error.status_code, message).response()
+        response.headers.update(error.headers or {})  # of 405, the methods that there are
+        return response
 
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
         return ApiError(500, "the server failed to handle this request").response()

@@ -26,7 +26,9 @@ class Generation:
         self._ready: dict[int, None] = {}  # a set that keeps its order
         self._changed = asyncio.Event()
         self._streams = [
-            TextStream(request, tokenizer, order.stops, partial(self._wake, index))
+            TextStream(
+                request, tokenizer, order.stops, partial(self._wake, index), order.echo_of(index)
+            )
             for index, request in enumerate(order.requests)
         ]
         self._num_unfinished = len(self._streams)

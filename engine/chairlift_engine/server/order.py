@@ -6,16 +6,18 @@ loop. Reads no headers and starts nothing.
 
 from __future__ import annotations
 
+import codecs
 import reprlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chairlift_engine.config import Capacity
-from chairlift_engine.request import Request, SamplingParams
+from chairlift_engine.request import Request
 from chairlift_engine.server.bodies import (
     ChatBody,
     CompletionBody,
+    DetokenizeBody,
     GenerationBody,
     Message,
     TokenizeBody,
@@ -23,19 +25,23 @@ from chairlift_engine.server.bodies import (
 from chairlift_engine.server.body_reader import parse
 from chairlift_engine.server.errors import ApiError, invalid
 from chairlift_engine.server.origin import Origin
+from chairlift_engine.server.sampling import of_choice, sampling_of
+from chairlift_engine.server.text_stream import Echo
 from chairlift_engine.tokenizer import ChatTemplateError, Tokenizer
-
-COMPLETION_TOKENS = 16  # OpenAI's default; a chat's is all the room there is
-# Below this, logits divided by the temperature overflow, and the draw is the argmax anyway.
-MIN_TEMPERATURE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one HTTP request asks for; one choice per request in `requests`."""
+    """What one HTTP request asks for; one choice per request in `requests`.
+
+    num_choices: of each prompt; those of one prompt stand together.
+    echoes: by prompt; empty when none is to be repeated.
+    """
 
     id: str
     requests: tuple[Request, ...]
+    num_choices: int
+    echoes: tuple[Echo, ...]
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
@@ -43,7 +49,19 @@ class Order:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(r.num_prompt_tokens for r in self.requests)
+        """Each prompt counts once, however many choices share it."""
+        return sum(r.num_prompt_tokens for r in self.requests[:: self.num_choices])
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(r.num_cached_tokens for r in self.requests[:: self.num_choices])
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.requests[0].sampling.num_logprobs is not None
+
+    def echo_of(self, index: int) -> Echo | None:
+        return self.echoes[index // self.num_choices] if self.echoes else None
 
 
 class OrderTaker:
@@ -68,12 +86,13 @@ class OrderTaker:
             self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             for prompt in body.prompt
         ]
-        return self._order("cmpl", body, prompts, origin, ignored)
+        order = self._order(body, prompts, origin, ignored)
+        return replace(order, echoes=self._echoes(body, prompts)) if body.echo else order
 
     def chat(self, raw: bytes, origin: Origin) -> Order:
         body = parse(raw, ChatBody)
         ignored = self._known(body)
-        return self._order("chatcmpl", body, [self._render(body.messages)], origin, ignored)
+        return self._order(body, [self._render(body.messages)], origin, ignored)
 
     def tokens(self, raw: bytes) -> tuple[list[int], list[str]]:
         """The token ids of a text or of a rendered chat, and the ignored names."""
@@ -87,9 +106,20 @@ class OrderTaker:
             return self._render(body.messages), ignored
         return self._tokenizer.encode(body.prompt or ""), ignored
 
+    def text(self, raw: bytes) -> tuple[str, list[str]]:
+        """The text of token ids, special ones by name, and the ignored names."""
+        body = parse(raw, DetokenizeBody)
+        ignored = body.ignored()
+        if body.model is not None:
+            self._check_model(body.model)
+        self._check_ids("tokens", body.tokens)
+        return self._tokenizer.decode(body.tokens, specials=True), ignored
+
     def _known(self, body: GenerationBody) -> list[str]:
         self._check_model(body.model)
         self._check_ids("stop_token_ids", body.stop_token_ids or ())
+        self._check_ids("logit_bias", [int(token) for token in body.logit_bias or ()])
+        body.check()
         return body.ignored()
 
     def _check_model(self, name: str) -> None:
@@ -118,16 +148,27 @@ class OrderTaker:
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages") from None
 
+    def _echoes(self, body: CompletionBody, prompts: Sequence[list[int]]) -> tuple[Echo, ...]:
+        given = zip(body.prompt, prompts, strict=True)
+        texts = [p if isinstance(p, str) else self._tokenizer.decode(ids) for p, ids in given]
+        if body.num_logprobs is None:
+            return tuple(Echo(text, ()) for text in texts)
+        return tuple(
+            Echo(text, _text_offsets(text, [self._tokenizer.token_bytes(i) for i in ids]))
+            for text, ids in zip(texts, prompts, strict=True)
+        )
+
     def _order(
         self,
-        kind: str,
         body: GenerationBody,
         prompts: Sequence[list[int]],
         origin: Origin,
         ignored: list[str],
     ) -> Order:
+        kind, param = ("chatcmpl", "messages")
+        if isinstance(body, CompletionBody):
+            kind, param = ("cmpl", "prompt")
         order_id = f"{kind}-{secrets.token_hex(16)}"
-        param = "prompt" if kind == "cmpl" else "messages"
         for prompt in prompts:
             self._check_ids(param, prompt)
             self._check_length(param, len(prompt))
@@ -135,21 +176,34 @@ class OrderTaker:
         return Order(
             id=order_id,
             requests=tuple(
-                Request(
-                    f"{order_id}-{index}",
-                    prompt,
-                    self._sampling(kind, body, len(prompt)),
-                    origin.arrival_s,
-                    origin.request_class,
-                    origin.tenant,
-                )
+                request
                 for index, prompt in enumerate(prompts)
+                for request in self._choices(f"{order_id}-{index}", body, prompt, origin)
             ),
+            num_choices=body.num_choices,
+            echoes=(),
             stops=tuple(body.stop or ()),
             stream=bool(body.stream),
             include_usage=options is not None and bool(options.include_usage),
             ignored=ignored,
         )
+
+    def _choices(
+        self, id: str, body: GenerationBody, prompt: list[int], origin: Origin
+    ) -> list[Request]:
+        room_tokens = self.capacity.longest_prompt_tokens + 1 - len(prompt)
+        sampling = sampling_of(body, room_tokens, self._eos_token_ids)
+        return [
+            Request(
+                f"{id}-{choice}",
+                prompt,
+                of_choice(sampling, choice),
+                origin.arrival_s,
+                origin.request_class,
+                origin.tenant,
+            )
+            for choice in range(body.num_choices)
+        ]
 
     def _check_length(self, param: str, num_tokens: int) -> None:
         if num_tokens == 0:
@@ -168,19 +222,20 @@ class OrderTaker:
             code="context_length_exceeded",
         )
 
-    def _sampling(self, kind: str, body: GenerationBody, num_prompt_tokens: int) -> SamplingParams:
-        """max_tokens is clamped to the room that the prompt leaves, in chat as in completions."""
-        room_tokens = self.capacity.longest_prompt_tokens + 1 - num_prompt_tokens
-        asked = body.max_completion_tokens or body.max_tokens
-        if asked is None:
-            asked = COMPLETION_TOKENS if kind == "cmpl" else room_tokens
-        temperature = 1.0 if body.temperature is None else body.temperature
-        stop_ids = frozenset(body.stop_token_ids or ())
-        return SamplingParams(
-            max_tokens=min(asked, room_tokens),
-            temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            top_k=max(body.top_k or 0, 0),
-            seed=secrets.randbits(63) if body.seed is None else body.seed,
-            stop_token_ids=stop_ids if body.ignore_eos else stop_ids | self._eos_token_ids,
-        )
+
+def _text_offsets(text: str, tokens: Sequence[bytes]) -> tuple[int, ...]:
+    """Characters of the text that are complete before each of its tokens.
+
+    Tokens that are not in the text, like one for its beginning, take no room.
+    """
+    raw, num_bytes, num_characters = text.encode(), 0, 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offsets: list[int] = []
+    for token in tokens:
+        offsets.append(num_characters)
+        if num_bytes == 0 and not raw.startswith(token):
+            token = token.removeprefix(b" ")  # SentencePiece begins every text with a space
+        if raw.startswith(token, num_bytes):
+            num_bytes += len(token)
+            num_characters += len(decoder.decode(token))
+    return tuple(offsets)

@@ -17,9 +17,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift_engine.clock import Clock
-from chairlift_engine.server import errors
+from chairlift_engine.server import answers, errors
 from chairlift_engine.server.answer import Answer
-from chairlift_engine.server.body_reader import ignored_header
+from chairlift_engine.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from chairlift_engine.server.body_reader import ignored_headers
+from chairlift_engine.server.openapi import DescribedApp, exposes, generates, tells, tells_of
 from chairlift_engine.server.order import Order, OrderTaker
 from chairlift_engine.server.origin import Origin, origin_of
 from chairlift_engine.server.replica import Replica
@@ -32,10 +34,11 @@ STARTED: Final = int(time.time())
 
 
 def public_app(replica: Replica, internal_token: str | None, clock: Clock) -> ASGIApp:
-    app = FastAPI(openapi_url=None)
+    app = DescribedApp(lambda: replica.model_name)
     errors.install(app, replica.observe_error)
     _add_generation(app, replica, internal_token, clock)
     _add_model(app, replica)
+    _add_tokenizer(app, replica)
     _add_health(app, replica)
     return _Stamp(app, replica)
 
@@ -50,17 +53,22 @@ def _add_generation(
         body = replica.bodies.body()
         return Answer(replica, body, origin, partial(take, serving.orders), shape)
 
-    @app.post(wire.COMPLETIONS_PATH)
+    @app.post(
+        wire.COMPLETIONS_PATH,
+        **generates(CompletionBody, answers.Completion, answers.CompletionChunk),
+    )
     async def completions(request: Request) -> Response:
         return await answer(request, OrderTaker.completion, CompletionShape())
 
-    @app.post(wire.CHAT_COMPLETIONS_PATH)
+    @app.post(
+        wire.CHAT_COMPLETIONS_PATH, **generates(ChatBody, answers.ChatCompletion, answers.ChatChunk)
+    )
     async def chat_completions(request: Request) -> Response:
         return await answer(request, OrderTaker.chat, ChatShape())
 
 
 def _add_model(app: FastAPI, replica: Replica) -> None:
-    @app.get(wire.MODELS_PATH)
+    @app.get(wire.MODELS_PATH, **tells(answers.ModelList))
     async def models() -> Response:
         serving = replica.serving
         model = {
@@ -72,7 +80,9 @@ def _add_model(app: FastAPI, replica: Replica) -> None:
         }
         return JSONResponse({"object": "list", "data": [model]})
 
-    @app.post(wire.TOKENIZE_PATH)
+
+def _add_tokenizer(app: FastAPI, replica: Replica) -> None:
+    @app.post(wire.TOKENIZE_PATH, **tells_of(TokenizeBody, answers.Tokens))
     async def tokenize(request: Request) -> Response:
         serving = replica.serving
         with replica.bodies.body() as held:
@@ -83,27 +93,34 @@ def _add_model(app: FastAPI, replica: Replica) -> None:
             "max_model_len": serving.capacity.model_length_tokens,
             "tokens": tokens,
         }
-        headers = {wire.IGNORED_FIELDS_HEADER: ignored_header(ignored)} if ignored else {}
-        return JSONResponse(body, headers=headers)
+        return JSONResponse(body, headers=ignored_headers(ignored))
+
+    @app.post(wire.DETOKENIZE_PATH, **tells_of(DetokenizeBody, answers.Detokenized))
+    async def detokenize(request: Request) -> Response:
+        serving = replica.serving
+        with replica.bodies.body() as held:
+            await held.receive(request)
+            text, ignored = await serving.in_pool(partial(serving.orders.text, held.raw))
+        return JSONResponse({"prompt": text}, headers=ignored_headers(ignored))
 
 
 def _add_health(app: FastAPI, replica: Replica) -> None:
-    @app.get(wire.LIVE_PATH)
+    @app.get(wire.LIVE_PATH, **tells(answers.Alive, also_503=True))
     async def live() -> Response:
         return JSONResponse({"alive": replica.is_alive}, 200 if replica.is_alive else 503)
 
-    @app.get(wire.READY_PATH)
+    @app.get(wire.READY_PATH, **tells(answers.Ready, also_503=True))
     async def ready() -> Response:
         reason = replica.not_ready_because
         return JSONResponse({"ready": reason is None, "reason": reason}, 503 if reason else 200)
 
-    @app.get(wire.LOAD_PATH)
+    @app.get(wire.LOAD_PATH, **tells(answers.Load))
     async def load() -> Response:
         if (known := replica.load) is None:
             raise errors.loading()
         return JSONResponse(known.to_json())
 
-    @app.get(wire.METRICS_PATH)
+    @app.get(wire.METRICS_PATH, **exposes())
     async def metrics() -> Response:
         return Response(replica.serving.bridge.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 

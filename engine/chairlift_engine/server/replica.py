@@ -88,6 +88,10 @@ class Replica:
         return self._serving
 
     @property
+    def model_name(self) -> str | None:
+        return None if self._serving is None else self._serving.model_name
+
+    @property
     def is_alive(self) -> bool:
         """Also while loading; not when the engine died or its loop stands still."""
         if self._serving is None:

@@ -7,14 +7,21 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from chairlift_engine.server.logprob_shapes import chat_logprobs, completion_logprobs
+from chairlift_engine.server.text_stream import Scored
+from chairlift_engine.tokenizer import Tokenizer
+
 Json = dict[str, Any]
 
 DONE_FRAME = b"data: [DONE]\n\n"
 
 
 class Choice(NamedTuple):
+    """logprobs: in the shape's own JSON, or None."""
+
     text: str
     finish_reason: str | None
+    logprobs: Json | None
 
 
 class Shape(Protocol):
@@ -25,9 +32,11 @@ class Shape(Protocol):
         """A choice's first delta, before its first text."""
         ...
 
-    def delta(self, index: int, text: str, finish_reason: str | None) -> Json: ...
+    def delta(self, index: int, choice: Choice) -> Json: ...
 
     def whole(self, index: int, choice: Choice) -> Json: ...
+
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json: ...
 
 
 class CompletionShape:
@@ -36,11 +45,19 @@ class CompletionShape:
     def opening(self, index: int) -> Json | None:
         return None
 
-    def delta(self, index: int, text: str, finish_reason: str | None) -> Json:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def delta(self, index: int, choice: Choice) -> Json:
+        return {
+            "index": index,
+            "text": choice.text,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
+        }
 
     def whole(self, index: int, choice: Choice) -> Json:
-        return self.delta(index, choice.text, choice.finish_reason)
+        return self.delta(index, choice)
+
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json:
+        return completion_logprobs(scored, tokenizer)
 
 
 class ChatShape:
@@ -48,21 +65,29 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
 
     def opening(self, index: int) -> Json | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, None)
+        return self._choice(index, {"role": "assistant", "content": ""}, Choice("", None, None))
 
-    def delta(self, index: int, text: str, finish_reason: str | None) -> Json:
-        return self._choice(index, {"content": text}, finish_reason)
+    def delta(self, index: int, choice: Choice) -> Json:
+        return self._choice(index, {"content": choice.text}, choice)
 
     def whole(self, index: int, choice: Choice) -> Json:
         return {
             "index": index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": None,
+            "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
         }
 
-    def _choice(self, index: int, delta: Json, finish_reason: str | None) -> Json:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def logprobs(self, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json:
+        return chat_logprobs(scored, tokenizer)
+
+    def _choice(self, index: int, delta: Json, choice: Choice) -> Json:
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
+        }
 
 
 class Document:
@@ -92,11 +117,12 @@ class Document:
         }
 
 
-def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> Json:
+def usage_of(num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> Json:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
 
 

@@ -14,15 +14,20 @@ class StopStrings:
         self._stops = stops
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, bool]:
-        """The text that may now be shown, and whether a stop string has been met after it."""
+    def feed(self, text: str, may_stop: bool = True) -> tuple[str, bool]:
+        """The text that may now be shown, and whether a stop string has been met after it.
+
+        One that is complete with text that may not stop is not met, there or later.
+        """
         if not self._stops:
             return text, False
-        text = self._held + text
+        num_old, text = len(self._held), self._held + text
         ends = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+            (start + len(stop), start)
+            for stop in self._stops
+            if (start := text.find(stop, max(0, num_old + 1 - len(stop)))) >= 0
         ]
-        if ends:
+        if ends and may_stop:
             self._held = ""
             return text[: min(ends)[1]], True
         num_held = max(_overlap(text, stop) for stop in self._stops)
