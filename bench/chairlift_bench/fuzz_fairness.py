@@ -3,13 +3,15 @@
 Counts what is computed for each tenant. While two of one class both have requests waiting that only
 their turn keeps from running, what they were served over their weights differs by no more than the
 VTC bound (OSDI'24): twice what one prompt or all running requests together can cost, which is no
-more than a full KV memory, nor than the costliest request in every slot.
+more than a full KV memory, nor than the costliest request in every slot; and what one was owed at
+first, since memory that was short, or a guaranteed seat, had kept it from its turn.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from itertools import combinations
+from typing import NamedTuple
 
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import Obstacle, Phase, Request
@@ -21,12 +23,19 @@ _TURN = (Obstacle.SLOTS, Obstacle.SHARE, Obstacle.TURN)
 _Key = tuple[RequestClass, str]
 
 
+class _Start(NamedTuple):
+    """Of the time during which two wait side by side."""
+
+    gap: float
+    owed: float
+
+
 class FairnessWatch:
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self._costliest = PROMPT_COST
         self._served: dict[_Key, float] = defaultdict(float)
-        self._gaps_at_start: dict[tuple[_Key, _Key], float] = {}
+        self._starts: dict[tuple[_Key, _Key], _Start] = {}
         self.broken = ""
         self.widest = 0.0  # gap seen, over the bound
         self.num_compared = 0
@@ -43,27 +52,31 @@ class FairnessWatch:
 
     def restart(self) -> None:
         """Weights or caps changed."""
-        self._gaps_at_start.clear()
+        self._starts.clear()
 
     def observe(self, scheduler: Scheduler) -> None:
         backlogged = self._backlogged(scheduler)
-        # Guaranteed seats go to who waited longest, whoever it is.
+        # Guaranteed seats go to those who waited long, not to the one served least of all.
         unordered = (RequestClass.BATCH,) if scheduler.residency.num_seats_held else ()
-        gaps_at_start: dict[tuple[_Key, _Key], float] = {}
+        starts: dict[tuple[_Key, _Key], _Start] = {}
         for pair in combinations(sorted(backlogged), 2):
             if pair[0][0] is pair[1][0] and pair[0][0] not in unordered:
                 gap = self._gap(scheduler, pair)
-                gaps_at_start[pair] = self._gaps_at_start.get(pair, gap)
-                self._compare(scheduler, pair, abs(gap - gaps_at_start[pair]))
-        self._gaps_at_start = gaps_at_start
+                start = self._starts.get(pair) or _Start(gap, _owed(scheduler, pair))
+                starts[pair] = start
+                self._compare(scheduler, pair, abs(gap - start.gap), start.owed)
+        self._starts = starts
 
-    def _compare(self, scheduler: Scheduler, pair: tuple[_Key, _Key], gap: float) -> None:
+    def _compare(
+        self, scheduler: Scheduler, pair: tuple[_Key, _Key], gap: float, owed: float
+    ) -> None:
         memory = max(
             PROMPT_COST * self._capacity.longest_prompt_tokens,
             OUTPUT_COST * self._capacity.kv_tokens,
         )
         slots = self._costliest * self._capacity.batch_size
-        bound = 2 * min(memory, slots) / min(_weight(scheduler, key[1]) for key in pair)
+        least_weight = min(_weight(scheduler, key[1]) for key in pair)
+        bound = 2 * min(memory, slots) / least_weight + owed
         self.num_compared += 1
         self.widest = max(self.widest, gap / bound)
         if gap > bound:
@@ -85,3 +98,9 @@ class FairnessWatch:
 
 def _weight(scheduler: Scheduler, tenant: str) -> float:
     return scheduler.residency.tenants.policy_of(tenant).weight
+
+
+def _owed(scheduler: Scheduler, pair: tuple[_Key, _Key]) -> float:
+    ledger = scheduler.residency.tenants.ledgers[pair[0][0]]
+    first, second = (ledger.active[tenant].served for _, tenant in pair)
+    return abs(first - second)

@@ -1,23 +1,22 @@
 """What batch work is given while interactive work waits: a few seats and a few tokens. Pure.
 
 A batch request is due when it has waited for `DUE_AFTER_S` or yielded `MAX_PREEMPTIONS` times. Due
-ones take the guaranteed seats in the order they began to wait, before interactive requests and
+ones take the guaranteed seats, the tenant served least first, before interactive requests and
 without putting any back; nobody takes a guaranteed seat. Tokens are saved up and spent in whole
 blocks, so that a small share of a small budget is neither nothing nor everything.
 """
 
 from __future__ import annotations
 
-from itertools import islice, takewhile
+from operator import itemgetter
 
 from chairlift_engine.admission import Admission
 from chairlift_engine.draft import Draft
 from chairlift_engine.request import Obstacle, Request
-from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
+from chairlift_engine.residency import BATCH, INTERACTIVE, MAX_PREEMPTIONS, Residency
+from chairlift_engine.tenancy import Account
 
 DUE_AFTER_S = 60.0
-# Due requests that one step tries to start.
-MAX_TRIED = 8
 # After so many starts past a due request that does not fit, interactive ones wait for it to fit.
 MAX_DUE_PASSED = 256
 
@@ -57,10 +56,13 @@ class BatchGuarantee:
         return max(1, int(policy.batch_min_share * policy.batch_size))
 
     def _due(self, now_s: float) -> list[Request]:
-        residency = self._residency
-        aged = takewhile(lambda r: now_s - r.waiting_since_s >= DUE_AFTER_S, residency.batch_queue)
-        due = {*islice(aged, MAX_TRIED), *islice(residency.worn_out_batch, MAX_TRIED)}
-        return sorted(due, key=lambda r: (r.waiting_since_s, r.number))[:MAX_TRIED]
+        """At most one of each tenant, the one served least first."""
+        due = [
+            (account.served, account.number, request)
+            for account in self._residency.tenants.ledgers[BATCH].active.values()
+            if (request := _due_of(account, now_s)) is not None
+        ]
+        return [request for _, _, request in sorted(due, key=itemgetter(0, 1))]
 
     def _save(self) -> None:
         policy = self._residency.policy
@@ -107,3 +109,11 @@ class BatchGuarantee:
             return True
         num_starts = self.num_interactive_starts - self._num_interactive_at_turn
         return num_starts >= round(1 / policy.batch_min_share) - 1
+
+
+def _due_of(account: Account, now_s: float) -> Request | None:
+    for request in account.heads:
+        is_worn_out = request.num_preemptions >= MAX_PREEMPTIONS
+        if is_worn_out or now_s - request.waiting_since_s >= DUE_AFTER_S:
+            return request
+    return None

@@ -83,8 +83,9 @@ class PromptPass:
             if not admission.has_slot(self._class):
                 return None
             if admission.tenant_has_slot(account, self._class):
+                ledger.lift_capped(account.served)
                 return account
-            ledger.move_on(account, len(account.waiting))
+            ledger.pass_by(account)
         return None
 
     def _continue(self, begun: tuple[float, int, Account, list[Request]]) -> bool:

@@ -7,7 +7,6 @@ so that queues, counts, tenants' holdings and blocks move together. Decides noth
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,8 +66,6 @@ class Residency:
         self.num_preemptions = 0
         self.step = 0  # the one being planned
         self.outgrown: dict[Request, None] = {}  # decoding beyond their last block
-        self.batch_queue: OrderedDict[Request, None] = OrderedDict()  # by when they began to wait
-        self.worn_out_batch: dict[Request, None] = {}  # of it what yielded too often
         self._requests: dict[str, Request] = {}
         self._num_enqueued = 0
         self._waiting_prefill_tokens = 0
@@ -247,7 +244,7 @@ class Residency:
 
     def _oldest_arrival_s(self, request_class: RequestClass) -> float | None:
         accounts = self.tenants.ledgers[request_class].active.values()
-        return min((a.oldest_arrival_s for a in accounts if a.waiting), default=None)
+        return min((r.arrival_s for a in accounts for r in a.heads), default=None)
 
     def _queue(self, request: Request) -> None:
         request.phase = Phase.WAITING
@@ -258,10 +255,6 @@ class Residency:
         self.num_waiting[request_class] += 1
         self._num_waiting_of_size[request_class][request.num_tokens.bit_length()] += 1
         self._waiting_prefill_tokens += request.num_tokens
-        if request_class is BATCH:
-            self.batch_queue[request] = None
-            if request.num_preemptions >= MAX_PREEMPTIONS:
-                self.worn_out_batch[request] = None
 
     def _unqueue(self, request: Request) -> None:
         request_class = request.request_class
@@ -271,9 +264,6 @@ class Residency:
         self.num_waiting[request_class] -= 1
         self._num_waiting_of_size[request_class][request.num_tokens.bit_length()] -= 1
         self._waiting_prefill_tokens -= request.num_tokens
-        if request_class is BATCH:
-            del self.batch_queue[request]
-            self.worn_out_batch.pop(request, None)
 
     def _stop(self, request: Request) -> None:
         """Take a running request's slot and blocks."""

@@ -61,12 +61,10 @@ class Account:
         return bool(self.waiting) or self.num_running > 0
 
     @property
-    def oldest_arrival_s(self) -> float:
-        """Of those waiting: the first resumed one's or the first new one's."""
+    def heads(self) -> list[Request]:
+        """Of those waiting the first resumed one and the first new one."""
         first_new = bisect_left(self.waiting, True, key=_is_new)
-        return min(
-            r.arrival_s for r in (*self.waiting[:1], *self.waiting[first_new : first_new + 1])
-        )
+        return self.waiting[: min(first_new, 1)] + self.waiting[first_new : first_new + 1]
 
     def charge(self, cost: float) -> None:
         self.served += cost / self.tenant.policy.weight
@@ -95,6 +93,7 @@ class Ledger:
         # Accounts with requests waiting, under a lower bound of their counter.
         self._heap: list[tuple[float, int, int, Account]] = []
         self._moved: list[Account] = []
+        self._capped: list[Account] = []
 
     def account(self, tenant: Tenant) -> Account:
         """The tenant's, which has work from now on."""
@@ -155,7 +154,20 @@ class Ledger:
         account.next_waiting += num_requests
         self._moved.append(account)
 
+    def pass_by(self, account: Account) -> None:
+        """Leave all of the account's waiting requests alone for the rest of this step: its tenant
+        is at its cap. What a cap keeps a tenant from is not owed to it later: it is lifted to
+        whoever is served instead."""
+        self._capped.append(account)
+        self.move_on(account, len(account.waiting))
+
+    def lift_capped(self, served: float) -> None:
+        for account in self._capped:
+            account.served = max(account.served, served)
+        self._capped.clear()
+
     def begin_step(self) -> None:
+        self._capped.clear()
         for account in self._moved:
             account.next_waiting = 0
             self._enter(account)

@@ -188,6 +188,14 @@ def test_a_request_larger_than_its_tenants_cap_runs_alone_instead_of_never() -> 
         assert len(w.scheduler.residency.running) <= 1
 
 
+def test_what_a_cap_kept_a_tenant_from_is_not_owed_to_it_later() -> None:
+    w = world(tenants={"acme": TenantPolicy(slots=1)})
+    keep_backlogged(w, {"acme": 20, "bolt": 20}, 600)
+    w.set_policy(tenants={})
+    served = keep_backlogged(w, {"acme": 20, "bolt": 20}, 200)
+    assert served["acme"] / served["bolt"] == pytest.approx(1.0, rel=0.3)
+
+
 def test_lowering_a_cap_drains() -> None:
     w = world(step_tokens=512)
     requests = [add(w, "acme", 20, 20) for _ in range(6)]

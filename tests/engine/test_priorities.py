@@ -13,7 +13,7 @@ from chairlift_engine.config import Capacity
 from chairlift_engine.guarantee import DUE_AFTER_S
 from chairlift_engine.request import Obstacle, Phase, Request
 from chairlift_engine.residency import MAX_PREEMPTIONS
-from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_protocol.policy import Generation, Policy, SloThresholds, TenantPolicy
 from chairlift_protocol.wire import RequestClass
 
 INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
@@ -111,6 +111,15 @@ def test_batch_work_that_waited_long_enough_takes_a_guaranteed_seat_and_keeps_it
     saturate(w, 600)
     assert [r.phase for r in batch] == [Phase.ENDED] * 3
     assert [r.num_preemptions for r in batch] == [0] * 3
+
+
+def test_guaranteed_seats_go_round_the_tenants_and_not_to_the_one_that_queued_most() -> None:
+    w = world(tenants={"acme": TenantPolicy(slots=4)})
+    for index in range(50):
+        w.add([5000 + index] * 20, 20, "acme", BATCH)
+    late = w.add([6000] * 20, 20, "bolt", BATCH)
+    saturate(w, int(DUE_AFTER_S / 0.5) + 120)
+    assert late.phase is Phase.ENDED
 
 
 def test_a_share_of_zero_guarantees_nothing() -> None:
