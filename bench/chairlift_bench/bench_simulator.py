@@ -29,8 +29,9 @@ CHECK_S: Final = 300.0  # of the hour, for the comparison of seeds
 # The whole recorded hour's pace; the excerpt that is repeated here is its busiest stretch.
 REQUESTS_PER_S: Final = 5.53
 PROFILE: Final = Profile().scaled(1.65)  # by trial: what keeps about 50 running
+# KV blocks of a size that GPU kernels use; a CPU's are of 16 tokens.
 CAPACITY: Final = Capacity(
-    batch_size=256, step_tokens=1024, num_blocks=16384, block_tokens=16, model_length_tokens=8192
+    batch_size=256, step_tokens=1024, num_blocks=1024, block_tokens=256, model_length_tokens=8192
 )
 POLICY: Final = Policy(Generation(0, 0), 256, 1024, 512, 1.0, SloThresholds(1000.0, 100.0))
 
