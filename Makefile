@@ -33,6 +33,9 @@ test: $(STAMP) model ## all tests
 model: $(STAMP) ## the real model (SmolLM2-135M-Instruct, 93 MB download) in the user's cache
 	@$(VENV)/bin/chairlift model get smollm2-135m
 
+crds: $(STAMP) ## crds/ from the operator's spec
+	$(PY) -m chairlift_operator.crd crds/inferencepools.chairlift.dev.yaml
+
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -49,4 +52,4 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo test model lint lock clean
+.PHONY: help setup demo bench-demo test model crds lint lock clean
