@@ -21,6 +21,7 @@ from chairlift_operator.structural_schema import Annotations, Json, Rule, schema
 GROUP: Final = "chairlift.dev"
 VERSION: Final = "v1alpha1"
 PLURAL: Final = "inferencepools"
+_NAME: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 _BOUNDS = Rule(
     "self.min <= self.max",
@@ -136,10 +137,9 @@ def _version(notes: Annotations) -> Json:
         "properties": {
             "apiVersion": {"description": PLACES["apiVersion"], "type": "string"},
             "kind": {"description": PLACES["kind"], "type": "string"},
-            # Its name is part of its children's names, which end with `-interactive` and the like.
             "metadata": {
                 "type": "object",
-                "properties": {"name": {"type": "string", "maxLength": 40}},
+                "properties": {"name": {"type": "string", "maxLength": 40, "pattern": _NAME}},
             },
             "spec": schema_of(PoolSpec, "spec", notes),
             "status": schema_of(PoolStatus, "status", notes),

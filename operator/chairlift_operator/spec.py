@@ -24,6 +24,7 @@ from chairlift_operator.spec_values import (
     Duration,
     Name,
     Number,
+    PoolName,
     at_least,
     format_duration,
 )
@@ -39,7 +40,7 @@ BATCH_STEP_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Metadata:
     __pydantic_config__ = SPEC_CONFIG
-    name: Name
+    name: PoolName
     namespace: Name = "default"
 
 

@@ -35,6 +35,8 @@ _UNITS_S = {
 }
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|ms|s|m|h))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h)")
+# Its children's names, which end with -interactive and the like, must fit too.
+_POOL_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -143,6 +145,12 @@ CountOrNone = Annotated[int, Strict(), Field(ge=0, le=LARGEST_COUNT)]
 Name = Annotated[
     str,
     matching(_NAME, "must be 1 to 63 lower-case letters, digits or '-', letter or digit at ends"),
+]
+PoolName = Annotated[
+    str,
+    matching(
+        _POOL_NAME, "must be 1 to 40 lower-case letters, digits or '-', letter or digit at ends"
+    ),
 ]
 
 

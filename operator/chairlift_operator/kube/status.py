@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from chairlift_operator.decisions import Condition, Decision, NamedSignal, ReplicaReport, Truth
+from chairlift_operator.explaining import inputs_of
 from chairlift_operator.kube import names
 from chairlift_operator.kube.rolling import RolloutState
 from chairlift_operator.plan import Plan
@@ -28,7 +29,6 @@ from chairlift_operator.status_model import (
     PoolStatus,
     SignalStatus,
 )
-from chairlift_operator.windows import Attainment
 from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]
@@ -202,43 +202,8 @@ def _decision(decision: Decision, reports: Sequence[ReplicaReport]) -> DecisionS
         reason=decision.reason,
         sentence=decision.sentence,
         enforced=decision.enforced,
-        inputs=_inputs(decision, reports),
+        inputs=inputs_of(decision, reports),
     )
-
-
-def _inputs(decision: Decision, reports: Sequence[ReplicaReport]) -> dict[str, str]:
-    """What was measured of the replica, or of all of the class, as far as it is known."""
-    seen = [r for r in reports if decision.replica in (r.name, r.request_class.value)]
-    sums = {
-        "running": [r.num_running for r in seen],
-        "waiting": [r.num_waiting for r in seen],
-        "tokens per second": [r.output_tokens_per_s for r in seen],
-    }
-    inputs = {
-        name: f"{sum(known):.4g}"
-        for name, values in sums.items()
-        if (known := [v for v in values if v is not None])
-    }
-    if len(seen) == 1:
-        inputs |= _inputs_of_one(seen[0])
-    return inputs
-
-
-def _inputs_of_one(report: ReplicaReport) -> dict[str, str]:
-    told = {
-        "gaps within the objective": report.inter_token
-        and f"{report.inter_token.good_percent:.1f} %",
-        "first tokens within the objective": (
-            report.first_token and f"{report.first_token.good_percent:.1f} %"
-        ),
-        "step": report.step_s and f"{1e3 * report.step_s:.1f} ms",
-        "KV memory used": report.kv_usage is not None and f"{100 * report.kv_usage:.0f} %",
-    }
-    return {name: value for name, value in told.items() if isinstance(value, str)}
-
-
-def _share(seen: Attainment | None) -> str | None:
-    return f"{seen.good_percent:.1f} %" if seen else None
 
 
 def timestamp(unix_s: float) -> str:
