@@ -13,7 +13,7 @@ HELM := $(or $(shell command -v helm),$(wildcard $(or $(ONE_NODE_HOME),$(HOME)/.
 export PYTHONUNBUFFERED := 1
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## the environment in .venv, from hash-pinned requirements (about 5 GB, 1-3 minutes)
 
@@ -31,6 +31,15 @@ demo: $(STAMP) ## a lunch rush with a real model on this machine: static, fixed 
 
 bench-demo: $(STAMP) ## the demo in three alternating rounds, medians and spread (25 minutes)
 	@$(PY) -m chairlift_bench.bench_demo
+
+bench-simulator: $(STAMP) ## how fast simulated time passes: an hour of the Azure trace
+	@$(PY) -m chairlift_bench.bench_simulator
+
+bench-fairness: $(STAMP) ## what one tenant's flood does to another's chat, and shares by weight (simulated)
+	@$(PY) -m chairlift_bench.bench_fairness
+
+bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones behind it (simulated)
+	@$(PY) -m chairlift_bench.bench_longprompt
 
 test: $(STAMP) model ## all tests
 	$(PY) -m pytest -q
@@ -71,4 +80,4 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo test model lint helm test-cluster e2e images lock clean
+.PHONY: help setup demo bench-demo bench-simulator bench-fairness bench-longprompt test model lint helm test-cluster e2e images lock clean

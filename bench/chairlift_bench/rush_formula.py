@@ -28,9 +28,9 @@ OBJECTIVE_PERCENT: Final = 95.0
 
 CALM_SHARE: Final = 0.2
 RUSH_SHARE: Final = 0.55
-CALM_S: Final = 18.0
+CALM_S: Final = 16.0
 RUSH_S: Final = 26.0
-CALM_AGAIN_S: Final = 14.0
+CALM_AGAIN_S: Final = 12.0
 
 STATIC_BATCH_SIZES: Final = (4, 8, 16, 32, 64)
 

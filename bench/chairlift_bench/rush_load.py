@@ -25,7 +25,7 @@ from chairlift_operator.step_time import StepCosts
 from chairlift_protocol.wire import TOKENIZE_PATH
 
 BACKLOG_CLIENTS: Final = 12
-BACKLOG_ANSWER_TOKENS: Final = 96
+BACKLOG_ANSWER_TOKENS: Final = 64
 NUM_BACKLOG_PROMPTS: Final = 64
 # Other prompts than the interactive ones, and others again for calibration.
 BACKLOG_FIRST_SEED: Final = 1_000_000

@@ -24,9 +24,9 @@ from chairlift_protocol.wire import METRICS_PATH
 SAMPLE_S: Final = 0.5
 BURST_S: Final = 2.0
 # A stream alone; more of them; and prompts, which arrive one upon another.
-STREAMS: Final = (1, 4, 8, 16)
+STREAMS: Final = (1, 4, 16)
 PROMPT_CLIENTS: Final = 3
-PROMPTS_S: Final = 3 * BURST_S
+PROMPTS_S: Final = 2 * BURST_S
 NUM_ROUNDS: Final = 2
 STREAM_TOKENS: Final = 16
 PROMPT_ANSWER_TOKENS: Final = 2
