@@ -47,6 +47,10 @@ test: $(STAMP) model ## all tests
 model: $(STAMP) ## the real model (SmolLM2-135M-Instruct, 93 MB download) in the user's cache
 	@$(VENV)/bin/chairlift model get smollm2-135m
 
+crds: $(STAMP) ## crds/ from the operator's spec, and the chart's copy of them
+	$(PY) -m chairlift_operator.crd crds/inferencepools.chairlift.dev.yaml
+	cp crds/*.yaml helm/chairlift/files/crds/
+
 lint: $(STAMP) ## ruff, mypy --strict, import contracts, helm lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -80,4 +84,4 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-simulator bench-fairness bench-longprompt test model lint helm test-cluster e2e images lock clean
+.PHONY: help setup demo bench-demo bench-simulator bench-fairness bench-longprompt test model crds lint helm test-cluster e2e images lock clean

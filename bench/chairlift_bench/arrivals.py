@@ -14,7 +14,7 @@ from typing import Final
 EXCERPT: Final = Path(__file__).parents[1] / "traces" / "azure_conv_excerpt.csv"
 # The model here is small, the trace's was not.
 PROMPT_DIVISOR: Final = 8
-OUTPUT_DIVISOR: Final = 2
+OUTPUT_DIVISOR: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

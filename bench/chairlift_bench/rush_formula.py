@@ -28,7 +28,7 @@ OBJECTIVE_PERCENT: Final = 95.0
 
 CALM_SHARE: Final = 0.2
 RUSH_SHARE: Final = 0.55
-CALM_S: Final = 16.0
+CALM_S: Final = 20.0
 RUSH_S: Final = 26.0
 CALM_AGAIN_S: Final = 12.0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from chairlift_bench import rush_picture
+from chairlift_bench.arrivals import OUTPUT_DIVISOR, PROMPT_DIVISOR
 from chairlift_bench.rush_figures import Claim, RunFigures, figures_of, moves_of, thresholds
 from chairlift_bench.rush_plan import RushPlan
 from chairlift_bench.rush_run import RunKind, RunRecord
@@ -125,7 +126,8 @@ def method_lines(plan: RushPlan) -> list[str]:
         f"{static.requests_per_s:.2f}/s.",
         f"Static batch size {static.batch_size}: good requests rehearsed by size {tried}; "
         f"{100 * static.without_backlog:.0f} % if there were no backlog.",
-        f"{len(load.requests)} requests of the Azure conversation trace, prompts / 8, answers / 2; "
+        f"{len(load.requests)} requests of the Azure conversation trace, prompts / "
+        f"{PROMPT_DIVISOR}, answers / {OUTPUT_DIVISOR}; "
         f"beside them a batch-class backlog, the same in all runs.",
     ]
 

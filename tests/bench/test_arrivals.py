@@ -37,7 +37,7 @@ def test_divided_lengths_are_at_least_one_and_fit_the_model(
     assert short.prompt_tokens >= 1 and short.output_tokens >= 1
     assert short.prompt_tokens + short.output_tokens <= model_length_tokens
     assert short.prompt_tokens <= max(1, round(arrival.prompt_tokens / 8))
-    assert short.output_tokens <= max(1, round(arrival.output_tokens / 2))
+    assert short.output_tokens <= max(1, round(arrival.output_tokens / 4))
 
 
 def test_the_excerpt_is_cut_where_most_requests_arrive(tmp_path: Path) -> None:
