@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+
+import yaml
 
 from chairlift_e2e.kube import Kube, Object, condition, eventually, is_true
 
@@ -20,12 +23,15 @@ READY_S: Final = 120.0
 COSTS: Final = {"a_ms": 40.0, "b_ms": 0.5, "c_ms": 0.4, "d_ms": 0.0}
 PROFILE_FOLDER: Final = "/etc/simulator"
 PROFILE_FILE: Final = "profile.toml"
-SPEC: Final[Object] = {
-    "model": {"name": MODEL, "source": f"cache://{MODEL}", "maxLength": 4096},
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "chat.yaml"
+RESOURCES: Final = {"requests": {"cpu": "20m", "memory": "64Mi"}}
+# The example, on simulated engines whose profile lies in a ConfigMap and can change under way.
+CHANGES: Final[Object] = {
+    "model": {"name": MODEL, "source": f"cache://{MODEL}"},
     "runtime": {
         "engine": "simulator",
         "simulator": {"profile": f"file://{PROFILE_FOLDER}/{PROFILE_FILE}"},
-        "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}},
+        "resources": RESOURCES,
         "podTemplate": {
             "spec": {
                 "volumes": [{"name": "simulator", "configMap": {"name": "simulator"}}],
@@ -38,15 +44,12 @@ SPEC: Final[Object] = {
             }
         },
     },
-    "gateway": {"replicas": 1, "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}}},
+    "gateway": {"replicas": 1, "resources": RESOURCES},
     "interactive": {
         "slo": {
-            "timeToFirstToken": {"threshold": "5s", "objective": 95},
-            "interTokenLatency": {"threshold": "150ms", "objective": 95},
+            "timeToFirstToken": {"threshold": "5s"},
+            "interTokenLatency": {"threshold": "150ms"},
         },
-        "replicas": {"min": 1, "max": 1},
-        "batchSize": {"min": 1, "max": 64},
-        "stepTokens": {"min": 32, "max": 1024},
     },
     "autoscaling": {"scaleDownWindow": "20s", "drainTimeout": "1m"},
 }
@@ -79,7 +82,8 @@ class Pool:
                       f"--selector={ROLE_LABEL}=engine", f"e2e/speed={factor}")  # fmt: skip
 
     def apply(self, changes: Mapping[str, Any] | None = None) -> None:
-        spec = merged(SPEC, changes or {})
+        example = yaml.safe_load(EXAMPLE.read_text())["spec"]
+        spec = merged(merged(example, CHANGES), changes or {})
         metadata = {"name": self.name, "namespace": self.namespace}
         self.kube.apply({
             "apiVersion": "chairlift.dev/v1alpha1", "kind": "InferencePool", "metadata": metadata,
