@@ -72,6 +72,17 @@ def at_mean_rate(
     ]
 
 
+def repeated(arrivals: Sequence[Arrival], num_laps: int) -> list[Arrival]:
+    """The trace num_laps times over; between two laps lies a mean gap."""
+    last_s = arrivals[-1].arrival_s - arrivals[0].arrival_s
+    lap_s = last_s * len(arrivals) / max(1, len(arrivals) - 1)
+    return [
+        replace(arrival, arrival_s=arrival.arrival_s + lap * lap_s)
+        for lap in range(num_laps)
+        for arrival in arrivals
+    ]
+
+
 def _shortened(
     arrival: Arrival, model_length_tokens: int, prompt_divisor: int, output_divisor: int
 ) -> Arrival:

@@ -7,18 +7,18 @@ that serves best, and says beforehand whether a load is above static's capacity 
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from chairlift_bench.arrivals import Arrival
 from chairlift_bench.outcomes import Outcome
-from chairlift_engine.clock import VirtualClock
+from chairlift_bench.virtual import Served, VirtualReplica, VirtualRequest
 from chairlift_engine.config import Capacity
-from chairlift_engine.request import Request, SamplingParams
-from chairlift_engine.scheduler import Scheduler, TokenEvent
-from chairlift_engine.simulator import Profile, SimulatorRunner
+from chairlift_engine.engine import StepReport
+from chairlift_engine.scheduler import TokenEvent
+from chairlift_engine.simulator_profile import Profile
 from chairlift_operator.control_loop import TICK_S
 from chairlift_operator.decisions import Decision, SetPolicy
 from chairlift_operator.exposition import ClassSample, EngineSample, SloCount
@@ -88,112 +88,88 @@ class Rehearsal:
         noise: float = NOISE,
         seed: int = 0,
     ) -> None:
-        self._clock = VirtualClock()
         bounds = pool.spec.interactive
         capacity = Capacity(
             bounds.batch_size.max, bounds.step_tokens.max, NUM_KV_BLOCKS, BLOCK_TOKENS,
             pool.spec.model.max_length,
         )  # fmt: skip
-        self._scheduler = Scheduler(capacity, policy or first_policy(pool))
-        self._runner = SimulatorRunner(_profile(costs, noise), self._clock, seed)
+        self._replica = VirtualReplica(
+            capacity, policy or first_policy(pool), _profile(costs, noise), seed,
+            self._take_report, self._take_end,
+        )  # fmt: skip
         self._pool = pool
         self._enforced = enforced
         self._memory = Memory.start()
         self._counts = _Counts()
-        self._times_s: dict[str, list[float]] = {}
-        self._arrivals: list[tuple[float, int, Arrival, RequestClass]] = []
-        self._sent: dict[str, tuple[Arrival, float, RequestClass]] = {}
-        self._ended: dict[str, Outcome] = {}
         self._backlog = NO_BACKLOG
         self._num_batch = 0
         self.decisions: list[Decision] = []
 
     def run(self, arrivals: Sequence[Arrival], backlog: Backlog = NO_BACKLOG) -> Rehearsed:
         for arrival in arrivals:
-            self._push(arrival.arrival_s, arrival, RequestClass.INTERACTIVE)
+            self._submit(arrival.arrival_s, arrival, RequestClass.INTERACTIVE)
         self._backlog = backlog
         for _ in range(backlog.num_clients):
-            self._push_batch(0.0)
-        next_tick_s = TICK_S
-        while self._arrivals or len(self._ended) < len(self._sent):
-            now_s = self._clock.now_s()
-            if self._enforced and now_s >= next_tick_s:
+            self._submit_batch(0.0)
+        replica, next_tick_s = self._replica, TICK_S if self._enforced else math.inf
+        while not replica.is_done:
+            now_s = replica.clock.now_s()
+            if now_s >= next_tick_s:
                 self._tick(now_s)
                 next_tick_s += TICK_S
-            self._arrive(now_s)
-            self._step(now_s, next_tick_s)
+            replica.step(next_tick_s)
         return Rehearsed(
             interactive=self._outcomes_of(RequestClass.INTERACTIVE),
             batch=self._outcomes_of(RequestClass.BATCH),
             decisions=tuple(self.decisions),
-            elapsed_s=self._clock.now_s(),
+            elapsed_s=replica.clock.now_s(),
         )
 
     def _outcomes_of(self, request_class: RequestClass) -> tuple[Outcome, ...]:
-        ended = [o for name, o in self._ended.items() if self._sent[name][2] is request_class]
-        return tuple(sorted(ended, key=lambda o: o.due_s))
+        served = [s for s in self._replica.served if s.request.request_class is request_class]
+        return tuple(sorted((s.outcome for s in served), key=lambda o: o.due_s))
 
-    def _push(self, at_s: float, arrival: Arrival, request_class: RequestClass) -> None:
-        heapq.heappush(self._arrivals, (at_s, len(self._arrivals), arrival, request_class))
+    def _submit(self, at_s: float, arrival: Arrival, request_class: RequestClass) -> None:
+        self._replica.submit(
+            VirtualRequest(at_s, arrival.prompt_tokens, arrival.output_tokens, request_class)
+        )
 
-    def _push_batch(self, at_s: float) -> None:
+    def _submit_batch(self, at_s: float) -> None:
         if at_s < self._backlog.until_s:
             requests = self._backlog.requests
-            self._push(at_s, requests[self._num_batch % len(requests)], RequestClass.BATCH)
+            self._submit(at_s, requests[self._num_batch % len(requests)], RequestClass.BATCH)
             self._num_batch += 1
 
-    def _arrive(self, now_s: float) -> None:
-        while self._arrivals and self._arrivals[0][0] <= now_s:
-            at_s, _, arrival, request_class = heapq.heappop(self._arrivals)
-            name = f"{len(self._sent)}"
-            self._sent[name] = arrival, at_s, request_class
-            self._times_s[name] = []
-            sampling = SamplingParams(max_tokens=arrival.output_tokens)
-            prompt = [1] * arrival.prompt_tokens
-            self._scheduler.add(Request(name, prompt, sampling, at_s, request_class))
-
-    def _step(self, now_s: float, next_tick_s: float) -> None:
-        step = self._scheduler.schedule(now_s)
-        if not step.chunks:
-            waits_s = [step.retry_after_s] if step.retry_after_s else []
-            if self._arrivals:
-                waits_s.append(self._arrivals[0][0] - now_s)
-            if self._enforced:
-                waits_s.append(next_tick_s - now_s)
-            self._clock.sleep(max(1e-4, min(waits_s, default=0.01)))
+    def _take_report(self, report: StepReport) -> None:
+        if report.sums is None:
             return
-        sampled = self._runner.execute(step.chunks)
-        ended_s = self._clock.now_s()
-        events = self._scheduler.commit(step, sampled, ended_s)
-        counts = self._counts
+        counts, sums = self._counts, report.sums
         counts.steps += 1
-        counts.step_s += ended_s - now_s
-        counts.decodes += step.num_decode_seqs
-        counts.prefill += step.num_prefill_tokens
-        counts.kv += step.kv_tokens
-        for event in events:
-            self._take(event, ended_s)
+        counts.step_s += sums.step_s
+        counts.decodes += sums.num_decode_seqs
+        counts.prefill += sums.num_prefill_tokens
+        counts.kv += sums.kv_tokens
+        for event in report.tokens:
+            self._take_token(event, report.now_s)
 
-    def _take(self, event: TokenEvent, now_s: float) -> None:
-        request, counts, slo = event.request, self._counts, self._scheduler.policy.slo
-        times_s = self._times_s[request.id]
-        arrival, due_s, request_class = self._sent[request.id]
+    def _take_token(self, event: TokenEvent, now_s: float) -> None:
+        request, counts, slo = event.request, self._counts, self._replica.scheduler.policy.slo
         counts.tokens += 1
         if event.gap_s is None:
-            counts.prompts += arrival.prompt_tokens
-            counts.count("ttft", request_class, (now_s - due_s) * 1e3 <= slo.ttft_ms)
+            counts.prompts += request.num_prompt_tokens
+            is_good = (now_s - request.arrival_s) * 1e3 <= slo.ttft_ms
+            counts.count("ttft", request.request_class, is_good)
         else:
-            counts.count("itl", request_class, event.gap_s * 1e3 <= slo.itl_ms)
-        times_s.append(now_s)
-        if event.finish_reason is not None:
-            counts.finished += 1
-            self._ended[request.id] = _outcome(arrival, due_s, times_s)
-            if request_class is RequestClass.BATCH:
-                self._push_batch(now_s)
+            counts.count("itl", request.request_class, event.gap_s * 1e3 <= slo.itl_ms)
+        counts.finished += event.finish_reason is not None
+
+    def _take_end(self, served: Served) -> None:
+        if served.request.request_class is RequestClass.BATCH:
+            self._submit_batch(self._replica.clock.now_s())
 
     def _tick(self, now_s: float) -> None:
-        capacity = self._scheduler.capacity
-        policy = self._scheduler.policy
+        scheduler = self._replica.scheduler
+        capacity, policy = scheduler.capacity, scheduler.policy
         bounds = EngineCapacity(
             capacity.batch_size, capacity.step_tokens, capacity.kv_tokens,
             capacity.model_length_tokens, capacity.block_tokens,
@@ -210,10 +186,11 @@ class Rehearsal:
         self.decisions += made.decisions
         for action in made.actions:
             if isinstance(action, SetPolicy):  # one replica is all there is
-                self._scheduler.set_policy(action.policy)
+                self._replica.set_policy(action.policy)
 
     def _sample(self, policy: Policy) -> EngineSample:
-        counts, residency = self._counts, self._scheduler.residency
+        scheduler, now_s = self._replica.scheduler, self._replica.clock.now_s()
+        counts, residency = self._counts, scheduler.residency
         gauges = residency.gauges()
         thresholds_ms = {"ttft": policy.slo.ttft_ms, "itl": policy.slo.itl_ms}
         slo_counts = [
@@ -235,7 +212,7 @@ class Rehearsal:
             step_kv_tokens=counts.kv,
             num_running=float(sum(gauges.num_running.values())),
             num_waiting=float(sum(gauges.num_waiting.values())),
-            kv_usage=1 - gauges.num_free_blocks / self._scheduler.capacity.num_blocks,
+            kv_usage=1 - gauges.num_free_blocks / scheduler.capacity.num_blocks,
             prompt_tokens=counts.prompts,
             generation_tokens=counts.tokens,
             num_preemptions=float(residency.num_preemptions),
@@ -245,7 +222,9 @@ class Rehearsal:
                     request_class=request_class,
                     num_running=float(gauges.num_running[request_class]),
                     num_waiting=float(gauges.num_waiting[request_class]),
-                    oldest_waiting_s=0.0 if oldest_s is None else self._clock.now_s() - oldest_s,
+                    oldest_waiting_s=0.0
+                    if oldest_s is None
+                    else now_s - oldest_s,
                 )
                 for request_class, oldest_s in gauges.oldest_arrival_s.items()
             ),
@@ -261,18 +240,4 @@ def static_policy(pool: InferencePool, batch_size: int) -> Policy:
 def _profile(costs: StepCosts, noise: float) -> Profile:
     return Profile(
         costs.fixed_s * 1e3, costs.decode_s * 1e3, costs.prefill_s * 1e3, costs.kv_s * 1e3, noise
-    )
-
-
-def _outcome(arrival: Arrival, due_s: float, times_s: Sequence[float]) -> Outcome:
-    return Outcome(
-        due_s=due_s,
-        ttft_s=times_s[0] - due_s,
-        gaps_s=tuple(b - a for a, b in zip(times_s, times_s[1:], strict=False)),
-        elapsed_s=times_s[-1] - due_s,
-        text="",
-        finish_reason="length",
-        prompt_tokens=arrival.prompt_tokens,
-        output_tokens=len(times_s),
-        error=None,
     )

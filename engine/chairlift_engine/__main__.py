@@ -32,7 +32,8 @@ from chairlift_engine.server.engine_server import (
     LoadedModel,
     ServerSettings,
 )
-from chairlift_engine.simulator import Profile, ProfileError, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import ProfileError, open_profile
 from chairlift_engine.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from chairlift_protocol.policy import Policy
 
@@ -104,7 +105,7 @@ def _load(options: argparse.Namespace, clock: Clock) -> LoadedModel:
 
 
 def _load_simulator(options: argparse.Namespace, clock: Clock) -> LoadedModel:
-    profile = Profile.parse(options.simulator_profile)
+    profile, file = open_profile(options.simulator_profile)
     clock.sleep(profile.load_s)
     tokenizer = _local_tokenizer(options.model_source)
     length_tokens = options.max_length or SIMULATED_LENGTH_TOKENS
@@ -112,7 +113,7 @@ def _load_simulator(options: argparse.Namespace, clock: Clock) -> LoadedModel:
         length_tokens, options.batch_size * SIMULATED_TOKENS_PER_SLOT
     )
     return LoadedModel(
-        runner=SimulatorRunner(profile, clock),
+        runner=SimulatorRunner(profile, clock, file=file),
         tokenizer=tokenizer,
         capacity=_capacity(options, kv_tokens // BLOCK_TOKENS, length_tokens),
         eos_token_ids=tokenizer.eos_token_ids,
@@ -250,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model-name", required=True, help="what clients call the model")
     add("--max-length", type=_positive, help="prompt and answer, in tokens; default: the model's")
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    add("--simulator-profile", default="reference", help="reference, fast, slow, or JSON")
+    add("--simulator-profile", default="reference", help="reference, fast, slow, FILE.toml or JSON")
     add("--host", default="127.0.0.1")
     add("--port", type=_port, default=8000, help="public port; 0 picks one")
     add("--admin-port", type=_port, default=0, help="admin port; 0 picks one")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Capacity:
     """Bounds that memory was reserved for; a live policy moves inside them.
 
-    num_blocks counts usable KV blocks, without the block that padding writes to.
+    num_blocks counts usable KV blocks, without the block that padding writes to. share_prefixes:
+    one tenant's prompts may be found in the prefix cache by the others.
     """
 
     batch_size: int
@@ -17,6 +18,7 @@ class Capacity:
     num_blocks: int
     block_tokens: int
     model_length_tokens: int
+    share_prefixes: bool = False
 
     @property
     def kv_tokens(self) -> int:

@@ -50,7 +50,10 @@ class StepReport:
 
 
 class Engine:
-    """Owns scheduler and runner. Methods named `request_*` may be called from any thread."""
+    """Owns scheduler and runner. Methods named `request_*` may be called from any thread.
+
+    wait_s: how long the next step waits for a command; above 0 when there is nothing to compute.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended: list[tuple[Request, FinishReason]] = []
         self._stopping = False
-        self._wait_s = IDLE_S
+        self.wait_s = IDLE_S
 
     def request_add(self, request: Request) -> None:
         self._commands.put(lambda: self.scheduler.add(request))
@@ -114,11 +117,11 @@ class Engine:
 
     def step(self) -> None:
         """One turn of the loop. Waits for a command when there is nothing to compute."""
-        had_commands = self._take_commands(self._wait_s)
+        had_commands = self._take_commands(self.wait_s)
         started_s = self.heartbeat_s = self._clock.now_s()
         plan = self.scheduler.schedule(started_s)
         # Also when work waits that may not run yet: a command or the plan's own time changes that.
-        self._wait_s = 0.0 if plan.chunks else min(plan.retry_after_s or IDLE_S, IDLE_S)
+        self.wait_s = 0.0 if plan.chunks else min(plan.retry_after_s or IDLE_S, IDLE_S)
         if plan.chunks:
             self._compute(plan, started_s)
         elif had_commands:

@@ -1,181 +1,325 @@
-"""Who runs, who waits and who yields: the slots and KV blocks of one engine. Pure bookkeeping.
+"""Who runs and who waits: the slots and KV blocks of one engine. Pure bookkeeping.
 
-A request is resident while it holds a slot and blocks. Interactive requests take both from batch
-ones when they must; among equals only exhausted blocks make somebody yield, and then the victim is
-recomputed later (vLLM, SOSP'23). Knows no budget and no time; called by `scheduler.Scheduler` only.
+A request is resident while it holds a slot and blocks. Every change of that state is a method here,
+so that queues, counts, tenants' holdings and blocks move together. Decides nothing: who starts is
+`admission`'s business, who yields `yielding`'s. Knows no budget and no time.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chairlift_engine.blocks import BlockPool
 from chairlift_engine.config import Capacity
-from chairlift_engine.request import Request
+from chairlift_engine.prefix_keys import extend_keys, root_key
+from chairlift_engine.request import Phase, Request
+from chairlift_engine.tenancy import CACHED_COST, Tenants
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
 
 INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
+# After yielding so often a request starts again only with all the blocks it can ever need.
+MAX_PREEMPTIONS = 4
+MAX_SIZE_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TenantGauge:
+    num_running: int
+    num_waiting: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The state between two steps, by class where it differs."""
+    """The state between two steps, by class where it differs.
+
+    num_free_blocks: cached ones included. prefix_query_tokens, prefix_hit_tokens: prompt tokens of
+    all requests started so far, and how many of them were found in the prefix cache.
+    """
 
     num_running: dict[RequestClass, int]
     num_waiting: dict[RequestClass, int]
     oldest_arrival_s: dict[RequestClass, float | None]  # of the waiting ones
     waiting_prefill_tokens: int
     num_free_blocks: int
+    num_cached_blocks: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    tenants: dict[str, TenantGauge] | None = None
 
 
 class Residency:
-    """running: interactive first, then by arrival. waiting: by arrival, so resumes come first."""
+    """running, decoding, prefilling: ordered sets, by the time of their start."""
 
     def __init__(self, capacity: Capacity, policy: Policy) -> None:
-        self.blocks = BlockPool(capacity.num_blocks, capacity.block_tokens)
+        self.capacity = capacity
         self.policy = policy
-        self.running: list[Request] = []
-        self.waiting: dict[RequestClass, list[Request]] = {INTERACTIVE: [], BATCH: []}
+        self.blocks = BlockPool(capacity.num_blocks, capacity.block_tokens)
+        self.tenants = Tenants(policy)
+        self.running: dict[Request, None] = {}
+        self.decoding: dict[Request, None] = {}
+        self.prefilling: dict[RequestClass, dict[Request, None]] = {INTERACTIVE: {}, BATCH: {}}
+        self.num_running = {INTERACTIVE: 0, BATCH: 0}
+        self.num_waiting = {INTERACTIVE: 0, BATCH: 0}
+        self.num_seats_held = 0
         self.num_preemptions = 0
-        self._waiting_prefill_tokens = 0
+        self.step = 0  # the one being planned
+        # Decoding requests whose next token lies beyond their last block.
+        self.outgrown: dict[Request, None] = {}
+        # Batch work by the time it began to wait.
+        self.batch_queue: OrderedDict[Request, None] = OrderedDict()
+        self.worn_out_batch: dict[Request, None] = {}  # of it what yielded too often
         self._requests: dict[str, Request] = {}
+        self._num_enqueued = 0
+        self._waiting_prefill_tokens = 0
+        self._num_waiting_of_size = {INTERACTIVE: [0] * MAX_SIZE_BITS, BATCH: [0] * MAX_SIZE_BITS}
+        self._prefix_query_tokens = self._prefix_hit_tokens = 0
+
+    def set_policy(self, policy: Policy) -> None:
+        self.policy = policy
+        self.tenants.set_policy(policy)
 
     @property
     def num_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def num_batch_slots(self) -> int:
+        """Most that batch work may hold."""
+        share = self.policy.batch_class_share
+        return max(1, int(share * self.policy.batch_size)) if share > 0 else 0
+
+    def has_slot(self, request_class: RequestClass) -> bool:
+        """Whether one is free that a request of this class may take."""
+        if request_class is BATCH and self.num_running[BATCH] >= self.num_batch_slots:
+            return False
+        return len(self.running) < self.policy.batch_size
+
+    @property
+    def waiting(self) -> dict[RequestClass, list[Request]]:
+        """By tenant; each tenant's in the order they will start."""
+        return {
+            request_class: [r for account in ledger.active.values() for r in account.waiting]
+            for request_class, ledger in self.tenants.ledgers.items()
+        }
+
     def enqueue(self, request: Request) -> None:
         assert request.id not in self._requests, f"request id {request.id!r} is in use"
         self._requests[request.id] = request
+        self._num_enqueued += 1
+        request.number = self._num_enqueued
+        self.tenants.open_account(request)
         self._queue(request)
 
     def forget(self, request_id: str) -> Request | None:
         """Drop a request wherever it is and free what it holds; None when it is unknown."""
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            return None
-        if request.block_ids:
-            self.running.remove(request)
-            self._release(request)
-        else:
-            self._unqueue(request)
+        request = self._requests.get(request_id)
+        if request is not None:
+            if request.phase is Phase.WAITING:
+                self._unqueue(request)
+            else:
+                self._stop(request)
+            self._end(request)
         return request
 
     def retire(self, finished: Sequence[Request]) -> None:
         """Drop running requests that have their last token."""
         for request in finished:
-            self._release(request)
-            del self._requests[request.id]
-        self.running = [r for r in self.running if r.block_ids]
+            self._stop(request)
+            self._end(request)
 
-    def may_start(self, request_class: RequestClass) -> bool:
-        """Whether a waiting request of this class could have a slot, blocks aside."""
-        num_batch = len(self.running_of(BATCH))
-        if request_class is BATCH and num_batch >= self._num_batch_slots:
-            return False
-        is_free = len(self.running) < self.policy.batch_size
-        return is_free or (request_class is INTERACTIVE and num_batch > 0)
+    def find_prefix(self, request: Request) -> list[int]:
+        """Cached blocks that hold its first tokens; never all of them, since the last token must
+        be computed to know the next."""
+        found: list[int] = []
+        num_full = (request.num_tokens - 1) // self.blocks.block_tokens
+        for index in range(num_full):
+            block = self.blocks.find(self.prefix_key(request, index))
+            if block is None:
+                break
+            found.append(block)
+        return found
 
-    def make_room(self, request: Request) -> bool:
-        """Give a request that may start a slot and blocks, taking them from batch work if it may;
-        False when there are not enough."""
-        victims: list[Request] = []
-        if request.request_class is INTERACTIVE:
-            victims = sorted(self.running_of(BATCH), key=_least_work_first)
-        num_slots = self.policy.batch_size - len(self.running)
-        # One block more for each neighbour, so that an admission does not preempt at the next step.
-        num_blocks = self.blocks.num_free - len(self.running) - self._num_blocks_for(request)
-        chosen: list[Request] = []
-        while num_slots <= 0 or num_blocks < 0:
-            if not victims:
-                return False
-            chosen.append(victims.pop(0))
-            num_slots += 1
-            num_blocks += len(chosen[-1].block_ids) + 1
-        for victim in chosen:
-            self.preempt(victim)
-        return True
+    def prefix_key(self, request: Request, index: int) -> bytes:
+        """Of its block number `index`, which is full."""
+        if index >= len(request.block_keys):
+            root = root_key(None if self.capacity.share_prefixes else request.tenant)
+            extend_keys(request, root, index + 1, self.blocks.block_tokens)
+        return request.block_keys[index]
 
-    def start(self, request: Request, now_s: float) -> None:
-        """Give a waiting request, for which there is room, its slot and its tokens' blocks."""
+    def start(self, request: Request, found: Sequence[int], num_blocks: int, now_s: float) -> None:
+        """Give a waiting request a slot and blocks, of which `found` hold its first tokens."""
         self._unqueue(request)
+        self.blocks.share(found)  # first, so that no allocation takes them
+        request.block_ids = [*found, *self.blocks.allocate(num_blocks - len(found))]
+        num_cached_tokens = len(found) * self.blocks.block_tokens
         if request.first_scheduled_s is None:
             request.first_scheduled_s = now_s
-        request.block_ids = self.blocks.allocate(self.blocks.blocks_for(request.num_tokens))
-        insort(self.running, request, key=_service_order)
+            request.num_cached_tokens = num_cached_tokens
+            self._prefix_query_tokens += request.num_tokens
+            self._prefix_hit_tokens += num_cached_tokens
+        request.num_computed_tokens = num_cached_tokens
+        request.num_published_blocks = len(found)
+        request.phase = Phase.PREFILL
+        account = self.tenants.account_of(request)
+        account.charge(CACHED_COST * max(0, num_cached_tokens - request.num_charged_tokens))
+        request.num_charged_tokens = max(request.num_charged_tokens, num_cached_tokens)
+        account.num_running += 1
+        account.tenant.num_running += 1
+        account.tenant.num_blocks += num_blocks
+        self.num_running[request.request_class] += 1
+        self.num_seats_held += request.holds_seat
+        self.running[request] = None
+        self.prefilling[request.request_class][request] = None
 
-    def grow(self, request: Request) -> bool:
-        """Room for a decoding request's next token; False if it had to yield itself."""
-        if not request.block_ids:
-            return False  # preempted by an earlier one in this step
-        num_missing = self.blocks.blocks_for(request.num_tokens) - len(request.block_ids)
-        while num_missing > self.blocks.num_free:
-            victim = self._victim_for(request)
-            self.preempt(victim)
-            if victim is request:
-                return False
-        if num_missing > 0:
-            request.block_ids += self.blocks.allocate(num_missing)
-        return True
+    def begin_decoding(self, request: Request) -> None:
+        """All its tokens but the one just sampled are computed."""
+        request.phase = Phase.DECODE
+        del self.prefilling[request.request_class][request]
+        self.decoding[request] = None
+        account = self.tenants.account_of(request)
+        account.num_decoding += 1
+        self.tenants.ledgers[request.request_class].decoding[account] = None
+        self.note_growth(request)
 
-    def preempt(self, request: Request) -> None:
+    def note_growth(self, request: Request) -> None:
+        """Call when a decoding request has computed the last token of a block."""
+        if len(request.block_ids) * self.blocks.block_tokens < request.num_tokens:
+            self.outgrown[request] = None
+
+    def grow(self, request: Request) -> None:
+        """One block more, for which there must be room."""
+        request.block_ids += self.blocks.allocate(1)
+        self.tenants.account_of(request).tenant.num_blocks += 1
+        self.outgrown.pop(request, None)
+
+    def publish(self, request: Request) -> None:
+        """Let others find the blocks that it has filled."""
+        num_full = request.num_computed_tokens // self.blocks.block_tokens
+        for index in range(request.num_published_blocks, num_full):
+            self.blocks.publish(request.block_ids[index], self.prefix_key(request, index))
+        request.num_published_blocks = num_full
+
+    def preempt(self, request: Request, now_s: float) -> None:
         """Back to waiting, to be recomputed; its tokens stay, so its stream goes on unchanged."""
-        self.running.remove(request)
-        self._release(request)
+        self._stop(request)
+        request.num_charged_tokens = max(request.num_charged_tokens, request.num_computed_tokens)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
+        request.waiting_since_s = now_s
+        request.yielded_in_step = self.step
         self.num_preemptions += 1
         self._queue(request)
+
+    def is_oldest(self, request: Request) -> bool:
+        """Of its class, whether they wait or run."""
+        own = (r for r in self._requests.values() if r.request_class is request.request_class)
+        return all(request.number <= other.number for other in own)
 
     def running_of(self, request_class: RequestClass) -> list[Request]:
         return [r for r in self.running if r.request_class is request_class]
 
+    def has_shorter_prompt(self, request: Request) -> bool:
+        """Whether a prompt of its class that waits or has begun is much shorter than its rest."""
+        size = request.num_uncomputed_tokens.bit_length()
+        if any(self._num_waiting_of_size[request.request_class][:size]):
+            return True
+        begun = self.prefilling[request.request_class]
+        return any(r.num_uncomputed_tokens.bit_length() < size for r in begun)
+
+    def check(self) -> None:
+        """Walk everything: AssertionError names what does not add up."""
+        self.blocks.check([r.block_ids for r in self.running])
+        waiting = [r for queue in self.waiting.values() for r in queue]
+        assert {*waiting, *self.running} == set(self._requests.values())
+        assert len(waiting) == sum(self.num_waiting.values())
+        assert all(not r.block_ids and r.phase is Phase.WAITING for r in waiting)
+        assert self._waiting_prefill_tokens == sum(r.num_tokens for r in waiting)
+        assert self.running.keys() == {
+            *self.decoding,
+            *(r for p in self.prefilling.values() for r in p),
+        }
+        assert self.num_seats_held == sum(r.holds_seat for r in self.running)
+        for request in self.running:
+            num_slots = len(request.block_ids) * self.blocks.block_tokens
+            assert request.num_computed_tokens <= num_slots, f"{request} writes past its blocks"
+            assert request in self.outgrown or request.num_tokens <= num_slots, f"{request}"
+        for name, tenant in self.tenants.with_work.items():
+            own = [r for r in self.running if r.tenant == name]
+            assert tenant.num_running == len(own)
+            assert tenant.num_blocks == sum(len(r.block_ids) for r in own)
+            assert tenant.num_waiting == sum(r.tenant == name for r in waiting)
+
     def gauges(self) -> Gauges:
-        num_batch = len(self.running_of(BATCH))
-        queues = self.waiting.items()
         return Gauges(
-            num_running={INTERACTIVE: len(self.running) - num_batch, BATCH: num_batch},
-            num_waiting={c: len(queue) for c, queue in queues},
-            oldest_arrival_s={c: queue[0].arrival_s if queue else None for c, queue in queues},
+            num_running=dict(self.num_running),
+            num_waiting=dict(self.num_waiting),
+            oldest_arrival_s={c: self._oldest_arrival_s(c) for c in (INTERACTIVE, BATCH)},
             waiting_prefill_tokens=self._waiting_prefill_tokens,
             num_free_blocks=self.blocks.num_free,
+            num_cached_blocks=self.blocks.num_cached,
+            prefix_query_tokens=self._prefix_query_tokens,
+            prefix_hit_tokens=self._prefix_hit_tokens,
+            tenants={
+                name: TenantGauge(tenant.num_running, tenant.num_waiting)
+                for name, tenant in self.tenants.with_work.items()
+            },
         )
 
-    def _victim_for(self, request: Request) -> Request:
-        """Batch work before interactive, then least computed work; never the oldest of its class,
-        so that somebody always advances and every request becomes the oldest in time."""
-        batch = self.running_of(BATCH)
-        own = self.running_of(request.request_class)
-        candidates = batch[1:] or (batch if request.request_class is INTERACTIVE else [])
-        return min(candidates or own[1:] or [request], key=_least_work_first)
-
-    def _num_blocks_for(self, request: Request) -> int:
-        return self.blocks.blocks_for(request.num_tokens + 1)
-
-    @property
-    def _num_batch_slots(self) -> int:
-        share = self.policy.batch_class_share
-        return max(1, int(share * self.policy.batch_size)) if share > 0 else 0
+    def _oldest_arrival_s(self, request_class: RequestClass) -> float | None:
+        accounts = self.tenants.ledgers[request_class].active.values()
+        return min((a.oldest_arrival_s for a in accounts if a.waiting), default=None)
 
     def _queue(self, request: Request) -> None:
-        insort(self.waiting[request.request_class], request, key=_service_order)
+        request.phase = Phase.WAITING
+        request_class = request.request_class
+        account = self.tenants.account_of(request)
+        self.tenants.ledgers[request_class].enqueue(account, request)
+        account.tenant.num_waiting += 1
+        self.num_waiting[request_class] += 1
+        self._num_waiting_of_size[request_class][request.num_tokens.bit_length()] += 1
         self._waiting_prefill_tokens += request.num_tokens
+        if request_class is BATCH:
+            self.batch_queue[request] = None
+            if request.num_preemptions >= MAX_PREEMPTIONS:
+                self.worn_out_batch[request] = None
 
     def _unqueue(self, request: Request) -> None:
-        self.waiting[request.request_class].remove(request)
+        request_class = request.request_class
+        account = self.tenants.account_of(request)
+        self.tenants.ledgers[request_class].dequeue(account, request)
+        account.tenant.num_waiting -= 1
+        self.num_waiting[request_class] -= 1
+        self._num_waiting_of_size[request_class][request.num_tokens.bit_length()] -= 1
         self._waiting_prefill_tokens -= request.num_tokens
+        if request_class is BATCH:
+            del self.batch_queue[request]
+            self.worn_out_batch.pop(request, None)
 
-    def _release(self, request: Request) -> None:
+    def _stop(self, request: Request) -> None:
+        """Take a running request's slot and blocks."""
+        account = self.tenants.account_of(request)
+        if request.phase is Phase.DECODE:
+            del self.decoding[request]
+            self.outgrown.pop(request, None)
+            account.num_decoding -= 1
+            if account.num_decoding == 0:
+                del self.tenants.ledgers[request.request_class].decoding[account]
+        else:
+            del self.prefilling[request.request_class][request]
+        del self.running[request]
+        account.num_running -= 1
+        account.tenant.num_running -= 1
+        account.tenant.num_blocks -= len(request.block_ids)
+        self.num_running[request.request_class] -= 1
+        self.num_seats_held -= request.holds_seat
+        request.holds_seat = request.is_protected = False
         self.blocks.free(request.block_ids)
         request.block_ids = []
 
-
-def _service_order(request: Request) -> tuple[bool, float]:
-    return request.request_class is BATCH, request.arrival_s
-
-
-def _least_work_first(request: Request) -> tuple[int, float]:
-    return request.num_computed_tokens, -request.arrival_s
+    def _end(self, request: Request) -> None:
+        request.phase = Phase.ENDED
+        del self._requests[request.id]
+        self.tenants.settle(request)

@@ -8,21 +8,23 @@ strictly precedes batch work. Knows no torch, no clock and no HTTP; called by `e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from chairlift_engine.admission import Admission
 from chairlift_engine.config import Capacity
-from chairlift_engine.request import FinishReason, Request
+from chairlift_engine.draft import Draft
+from chairlift_engine.guarantee import BatchGuarantee
+from chairlift_engine.pace import PrefillPause
+from chairlift_engine.prompts import PromptPass
+from chairlift_engine.request import FinishReason, Phase, Request
 from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.static_batching import StaticBatching
+from chairlift_engine.tenancy import OUTPUT_COST
+from chairlift_engine.yielding import grow
 from chairlift_protocol.policy import Policy
-from chairlift_protocol.wire import RequestClass
-
-# A request that does not fit is passed over by later ones, but not for ever: after this many it
-# holds back its class until it fits.
-MAX_TIMES_PASSED = 32
 
 
 class StalePolicy(ValueError):
@@ -31,6 +33,14 @@ class StalePolicy(ValueError):
 
 class PolicyOutOfRange(ValueError):
     """A policy that the start-up capacity cannot hold."""
+
+
+class Refusal(NamedTuple):
+    """A tenant has as many requests waiting as its policy allows."""
+
+    tenant: str
+    num_waiting: int
+    max_waiting: int
 
 
 class TokenEvent(NamedTuple):
@@ -58,27 +68,18 @@ class StepPlan:
     retry_after_s: float | None = None
 
 
-@dataclass(slots=True)
-class _Draft:
-    """The step being planned. budget_tokens: what may still be added to it."""
-
-    now_s: float
-    budget_tokens: int
-    decodes: list[ScheduledChunk] = field(default_factory=list)
-    prefills: list[ScheduledChunk] = field(default_factory=list)
-
-    def prefill(self, request: Request, num_tokens: int) -> None:
-        self.prefills.append(ScheduledChunk(request, request.num_computed_tokens, num_tokens))
-        self.budget_tokens -= num_tokens
-
-
 class Scheduler:
     def __init__(self, capacity: Capacity, policy: Policy) -> None:
         check_range(policy, capacity)
         self.capacity = capacity
         self.residency = Residency(capacity, policy)
+        self._admission = Admission(self.residency)
+        self._guarantee = BatchGuarantee(self.residency, self._admission)
         self._static = StaticBatching(self.residency)
+        self._pause = PrefillPause(capacity.block_tokens)
+        self._draft = Draft(self.residency, 0, 0)
         self._longest_tokens = min(capacity.model_length_tokens, capacity.kv_tokens)
+        self._scheduled_s = 0.0
 
     @property
     def policy(self) -> Policy:
@@ -87,6 +88,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that fits `Capacity.longest_prompt_tokens`; its id must be unused."""
         assert 0 < request.num_prompt_tokens <= self.capacity.longest_prompt_tokens
+        request.num_final_tokens = min(request.num_final_tokens, self._longest_tokens)
         self.residency.enqueue(request)
 
     def abort(self, request_id: str) -> Request | None:
@@ -108,15 +110,19 @@ class Scheduler:
         check_range(policy, self.capacity)
         if policy.scheduling != self.policy.scheduling:
             self._static = StaticBatching(self.residency)
-        self.residency.policy = policy
+        self.residency.set_policy(policy)
 
     def schedule(self, now_s: float) -> StepPlan:
-        """Plan the next step: preempt, grow, admit. `commit` must follow if it has chunks."""
-        num_preemptions = self.residency.num_preemptions
+        """Plan the next step: preempt, grow, admit. `commit` must follow if it has chunks, or
+        `discard` when they could not be computed."""
+        residency = self.residency
+        residency.step += 1
+        self._scheduled_s = now_s
+        num_preemptions = residency.num_preemptions
         retry_after_s = None
         if self.policy.batch_class_share == 0:
-            for request in self.residency.running_of(BATCH):
-                self.residency.preempt(request)
+            for request in residency.running_of(BATCH):
+                residency.preempt(request, now_s)
         if self.policy.scheduling == "static":
             decodes, prefills = self._static.plan(now_s)
             retry_after_s = self._static.fill_wait_left_s(now_s)
@@ -126,8 +132,8 @@ class Scheduler:
             chunks=(*decodes, *prefills),
             num_decode_seqs=len(decodes),
             num_prefill_tokens=sum(c.num_tokens for c in prefills),
-            kv_tokens=sum(c.end for c in decodes) + sum(c.end for c in prefills),
-            num_preemptions=self.residency.num_preemptions - num_preemptions,
+            kv_tokens=sum([c.start for c in decodes]) + len(decodes) + sum(c.end for c in prefills),
+            num_preemptions=residency.num_preemptions - num_preemptions,
             retry_after_s=retry_after_s,
         )
 
@@ -135,13 +141,16 @@ class Scheduler:
         self, plan: StepPlan, sampled: Sequence[int], now_s: float
     ) -> tuple[TokenEvent, ...]:
         """Take in a computed step: one sampled token per chunk that samples, in order."""
-        events: list[TokenEvent] = []
+        step_s = now_s - self._scheduled_s
+        self._pause.observe(step_s, plan.num_decode_seqs, plan.num_prefill_tokens, now_s)
+        self._draft = Draft(self.residency, 0, 0)
         tokens = iter(sampled)
-        for chunk in plan.chunks:
-            samples = chunk.samples  # asked before the token below is appended
-            chunk.request.num_computed_tokens = chunk.end
-            if samples:
-                events.append(self._append(chunk.request, next(tokens), now_s))
+        events: list[TokenEvent] = []
+        if self.policy.scheduling == "static":
+            self._commit_chunks(plan.chunks, tokens, now_s, events)
+        else:
+            self._commit_decodes(plan.chunks[: plan.num_decode_seqs], tokens, now_s, events)
+            self._commit_chunks(plan.chunks[plan.num_decode_seqs :], tokens, now_s, events)
         finished = [e.request for e in events if e.finish_reason is not None]
         if finished:
             if self.policy.scheduling == "static":
@@ -149,73 +158,125 @@ class Scheduler:
             self.residency.retire(finished)
         return tuple(events)
 
+    def discard(self, plan: StepPlan) -> None:
+        """The step was not computed: its tenants get back what it was going to cost them, and its
+        requests are as before."""
+        if self.policy.scheduling == "continuous":
+            tenants = self.residency.tenants
+            for chunk in plan.chunks[: plan.num_decode_seqs]:
+                tenants.refund(chunk.request, OUTPUT_COST)
+            self._draft.refund_all()
+
+    def refusal(self, tenant: str) -> Refusal | None:
+        """Why a new request of this tenant is not to be queued, if it is not."""
+        known = self.residency.tenants.with_work.get(tenant)
+        num_waiting = known.num_waiting if known is not None else 0
+        most = self.residency.tenants.policy_of(tenant).waiting
+        return None if most is None or num_waiting < most else Refusal(tenant, num_waiting, most)
+
     def _plan_continuous(self, now_s: float) -> tuple[list[ScheduledChunk], list[ScheduledChunk]]:
         """Decodes and prefills of the next step."""
-        draft = _Draft(now_s, self.policy.step_tokens)
-        self._plan_decodes(draft)
-        self._plan_begun_prefills(draft, INTERACTIVE)
-        all_started = self._admit(draft, INTERACTIVE)
-        draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
-        self._plan_begun_prefills(draft, BATCH)
-        if all_started:  # what an interactive request waits for is not given to batch work
-            self._admit(draft, BATCH)
-        decodes = [c for c in draft.decodes if _still_holds(c)]
-        prefills = [c for c in draft.prefills if _still_holds(c)]
-        return decodes, prefills
+        residency = self.residency
+        stalled = self._grow(now_s)
+        self._admission.begin_step(now_s)
+        for ledger in residency.tenants.ledgers.values():
+            ledger.begin_step()
+        num_decodes = len(residency.decoding) - len(stalled)
+        budget_tokens = self.policy.step_tokens - num_decodes
+        if residency.tenants.ledgers[INTERACTIVE].decoding:
+            objective_s = self.policy.slo.itl_ms / 1e3
+            budget_tokens = self._pause.limit(budget_tokens, num_decodes, objective_s, now_s)
+        draft = self._draft = Draft(residency, budget_tokens, self.policy.chunk_tokens)
+        self._plan_prompts(draft, now_s)
+        # Last, since admissions may have put decoding batch work back.
+        return self._decodes(stalled), draft.chunks()
 
-    def _plan_decodes(self, draft: _Draft) -> None:
+    def _grow(self, now_s: float) -> set[Request]:
+        """Room for every running request's next token; those that wait a step for it."""
+        outgrown = sorted(self.residency.outgrown, key=_service_order)
+        refused = [r for r in outgrown if not grow(self.residency, r, now_s)]
+        return {r for r in refused if r.phase is Phase.DECODE}
+
+    def _decodes(self, stalled: set[Request]) -> list[ScheduledChunk]:
         """Every running request's next token, whatever the budget: a begun stream never stalls."""
-        for request in tuple(self.residency.running):
-            if request.is_decoding and self.residency.grow(request):
-                draft.decodes.append(ScheduledChunk(request, request.num_computed_tokens, 1))
-                draft.budget_tokens -= 1
+        ledgers = self.residency.tenants.ledgers
+        for ledger in ledgers.values():
+            for account in ledger.decoding:
+                account.charge(OUTPUT_COST * account.num_decoding)
+        for request in stalled:
+            if request.phase is Phase.DECODE:
+                self.residency.tenants.refund(request, OUTPUT_COST)
+        make = tuple.__new__  # twice as fast as calling the class, once for each stream and step
+        return [
+            make(ScheduledChunk, (request, request.num_computed_tokens, 1))
+            for request in self.residency.decoding
+            if request not in stalled
+        ]
 
-    def _batch_tokens_left(self, draft: _Draft) -> int:
-        share_tokens = int(self.policy.batch_class_share * self.policy.step_tokens)
-        num_decodes = sum(1 for c in draft.decodes if c.request.request_class is BATCH)
-        # At least one block, or a small share of a small budget would start nothing, ever.
-        return max(share_tokens, self.capacity.block_tokens) - num_decodes
-
-    def _plan_begun_prefills(self, draft: _Draft, request_class: RequestClass) -> None:
-        for request in self.residency.running_of(request_class):
-            if not request.is_decoding:
-                num_tokens = self._chunk_tokens(request, draft.budget_tokens)
-                if num_tokens > 0:
-                    draft.prefill(request, num_tokens)
-
-    def _admit(self, draft: _Draft, request_class: RequestClass) -> bool:
-        """Start waiting requests of one class while slots, blocks and budget last.
-
-        Passes over what does not fit; False says that such a request was left waiting.
-        """
+    def _plan_prompts(self, draft: Draft, now_s: float) -> None:
+        residency, admission = self.residency, self._admission
         passed: list[Request] = []
-        for request in tuple(self.residency.waiting[request_class]):
-            num_tokens = self._chunk_tokens(request, draft.budget_tokens)
-            if num_tokens <= 0 or not self.residency.may_start(request_class):
-                break
-            if self.residency.make_room(request):
-                self.residency.start(request, draft.now_s)
-                draft.prefill(request, num_tokens)
-                for other in passed:
-                    other.num_times_passed += 1
-            else:
-                passed.append(request)
-                if request.num_times_passed >= MAX_TIMES_PASSED:
-                    break
-        return not passed
+        may_admit = self._guarantee.plan(draft, now_s, passed)
+        num_due = len(passed)
+        prompts = PromptPass(residency, admission, draft, INTERACTIVE, passed)
+        prompts.run(may_admit)
+        self._guarantee.num_interactive_starts += prompts.num_started
+        draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
+        # What an interactive request waits for is not given to batch work.
+        may_admit = may_admit and len(passed) == num_due
+        PromptPass(residency, admission, draft, BATCH, passed).run(may_admit)
 
-    def _chunk_tokens(self, request: Request, budget_tokens: int) -> int:
-        """Prefill tokens to compute now, at most the budget; 0 or less when it is too small.
+    def _batch_tokens_left(self, draft: Draft) -> int:
+        share_tokens = int(self.policy.batch_class_share * self.policy.step_tokens)
+        ledger = self.residency.tenants.ledgers[BATCH]
+        num_decodes = sum(account.num_decoding for account in ledger.decoding)
+        # At least one block, or a small share of a small budget would start nothing, ever.
+        return max(share_tokens, self.capacity.block_tokens) - num_decodes - draft.num_batch_tokens
 
-        All but a prompt's last chunk end on the block grid, so that a prompt is cut alike whatever
-        runs beside it.
-        """
-        remaining = request.num_uncomputed_tokens
-        num_tokens = min(remaining, self.policy.chunk_tokens, budget_tokens)
-        if num_tokens < remaining:
-            start, block_tokens = request.num_computed_tokens, self.capacity.block_tokens
-            num_tokens = (start + num_tokens) // block_tokens * block_tokens - start
-        return num_tokens
+    def _commit_decodes(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        tokens: Iterator[int],
+        now_s: float,
+        events: list[TokenEvent],
+    ) -> None:
+        """As `_commit_chunks`, for one-token chunks of streams: the part that must be fast."""
+        block_tokens = self.capacity.block_tokens
+        make, append = tuple.__new__, events.append
+        for (request, start, _), token_id in zip(chunks, tokens, strict=False):
+            request.num_computed_tokens = num_computed = start + 1
+            token_ids = request.token_ids
+            token_ids.append(token_id)
+            last_token_s = request.last_token_s
+            request.last_token_s = now_s
+            if num_computed % block_tokens == 0:
+                self.residency.publish(request)
+                self.residency.note_growth(request)
+            reason = None
+            if token_id in request.sampling.stop_token_ids:
+                reason = FinishReason.STOP
+            elif len(token_ids) >= request.num_final_tokens:
+                reason = FinishReason.LENGTH
+            gap_s = None if last_token_s is None else now_s - last_token_s
+            append(make(TokenEvent, (request, token_id, gap_s, reason)))
+
+    def _commit_chunks(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        tokens: Iterator[int],
+        now_s: float,
+        events: list[TokenEvent],
+    ) -> None:
+        publishes = self.policy.scheduling == "continuous"
+        for chunk in chunks:
+            request = chunk.request
+            samples = chunk.samples  # asked before the token below is appended
+            request.num_computed_tokens = chunk.end
+            request.num_prefill_chunks += request.phase is Phase.PREFILL
+            if publishes:
+                self.residency.publish(request)
+            if samples:
+                events.append(self._append(request, next(tokens), now_s))
 
     def _append(self, request: Request, token_id: int, now_s: float) -> TokenEvent:
         gap_s = None if request.last_token_s is None else now_s - request.last_token_s
@@ -223,21 +284,20 @@ class Scheduler:
             request.first_token_s = now_s
         request.last_token_s = now_s
         request.token_ids.append(token_id)
+        if request.phase is Phase.PREFILL:
+            self.residency.begin_decoding(request)
+        else:
+            self.residency.note_growth(request)
         reason = None
         if token_id in request.sampling.stop_token_ids:
             reason = FinishReason.STOP
-        elif (
-            request.num_output_tokens >= request.sampling.max_tokens
-            or request.num_tokens >= self._longest_tokens
-        ):
+        elif request.num_tokens >= request.num_final_tokens:
             reason = FinishReason.LENGTH
         return TokenEvent(request, token_id, gap_s, reason)
 
 
-def _still_holds(chunk: ScheduledChunk) -> bool:
-    """False when the request was preempted after this chunk had been planned."""
-    request = chunk.request
-    return bool(request.block_ids) and chunk.start == request.num_computed_tokens
+def _service_order(request: Request) -> tuple[bool, int]:
+    return request.request_class is BATCH, request.number
 
 
 def check_range(policy: Policy, capacity: Capacity) -> None:

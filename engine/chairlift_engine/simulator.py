@@ -1,113 +1,101 @@
 """A runner without a model: the same scheduler and server at modelled step times.
 
-`T = a + b*decodes + c*prefill tokens + d*context tokens`, with multiplicative noise. Used by tests,
-by `runtime.engine: simulator`, and wherever a pool is sized before there is a GPU. Its text is a
-deterministic pseudo-text drawn from each prompt's hash. Imports no torch.
+`T = a + b*decodes + c*prefill tokens + d*context tokens`, with multiplicative noise and the faults
+of its profile. Used by tests, by `runtime.engine: simulator`, and wherever a pool is sized before
+there is a GPU. Its text is a deterministic pseudo-text drawn from each prompt's hash. Imports no
+torch.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Final, Self
+from typing import Final
 
 from chairlift_engine.clock import Clock
+from chairlift_engine.request import Request
 from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.simulator_profile import Fault, FaultKind, Profile, ProfileFile
 
-LETTERS: Final = b"etaoin shrdlu"
-
-
-class ProfileError(ValueError):
-    """A simulator profile that cannot be understood; the message says what it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Step-time coefficients in ms, relative noise (standard deviation) and load time in s."""
-
-    a_ms: float = 8.0
-    b_ms: float = 0.06
-    c_ms: float = 0.045
-    d_ms: float = 5e-5
-    noise: float = 0.04
-    load_s: float = 0.0
-
-    def scaled(self, factor: float) -> Self:
-        return type(self)(
-            self.a_ms * factor,
-            self.b_ms * factor,
-            self.c_ms * factor,
-            self.d_ms * factor,
-            self.noise,
-            self.load_s,
-        )
-
-    def step_s(self, num_decode_seqs: int, num_prefill_tokens: int, kv_tokens: int) -> float:
-        """Mean time of a step, without noise."""
-        return 1e-3 * (
-            self.a_ms
-            + self.b_ms * num_decode_seqs
-            + self.c_ms * num_prefill_tokens
-            + self.d_ms * kv_tokens
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """A profile's name, or a JSON object of some of this class's fields."""
-        if (factor := _FACTORS.get(text)) is not None:
-            return cls().scaled(factor)
-        names = [f.name for f in fields(cls)]
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError:
-            values = None
-        if not isinstance(values, dict):
-            raise ProfileError(
-                f"simulator profile {text!r}: use one of {', '.join(_FACTORS)}, or a JSON object "
-                f"of {', '.join(names)}"
-            )
-        for name, value in values.items():
-            if name not in names:
-                raise ProfileError(
-                    f"simulator profile: unknown field {name!r}; it takes {', '.join(names)}"
-                )
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise ProfileError(f"simulator profile: {name} must be 0 or more, not {value!r}")
-        return cls(**values)
+# Ids of larger vocabularies hold these 13 bytes too, so that any tokenizer can decode the text.
+TEXT: Final = bytes(random.Random(0).choices(b"etaoin shrdlu", k=1 << 16))
+LEAST_NOISE: Final = 0.1  # no step takes less than this share of its mean time
+NUM_PLACES_KEPT: Final = 4096
 
 
-_FACTORS: Final = {"reference": 1.0, "fast": 0.45, "slow": 1.6}
+class SimulatedCrash(RuntimeError):
+    """The profile says that the engine fails here."""
 
 
 class SimulatorRunner:
-    """Sleeps for a step's modelled time on the given clock; deterministic by seed."""
+    """Sleeps for a step's modelled time on the given clock; deterministic by seed.
 
-    def __init__(self, profile: Profile, clock: Clock, seed: int = 0) -> None:
+    file: where the profile comes from, when it may change while it is in use.
+    """
+
+    def __init__(
+        self, profile: Profile, clock: Clock, seed: int = 0, file: ProfileFile | None = None
+    ) -> None:
         self.profile = profile
         self._clock = clock
         self._random = random.Random(seed)
+        self._file = file
+        self._started_s = clock.now_s()
+        self._num_steps = 0
+        self._suffered: set[Fault] = set()
+        self._places: dict[str, int] = {}
 
     def execute(self, chunks: Sequence[ScheduledChunk]) -> list[int]:
-        num_decodes = sum(1 for c in chunks if c.num_tokens == 1 and c.start > 0)
-        mean_s = self.profile.step_s(
-            num_decode_seqs=num_decodes,
-            num_prefill_tokens=sum(c.num_tokens for c in chunks) - num_decodes,
-            kv_tokens=sum(c.end for c in chunks),
-        )
+        now_s = self._clock.now_s()
+        if self._file is not None:
+            self.profile = self._file.changed(now_s) or self.profile
+        self._num_steps += 1
+        factor, stall_s = self._suffer(now_s - self._started_s) if self.profile.faults else (1, 0)
+        num_decodes = num_tokens = kv_tokens = 0
+        sampled: list[int] = []
+        places = self._places
+        # Runs hundreds of thousands of times for an hour in virtual time: no property calls here.
+        for request, start, chunk_tokens in chunks:
+            end = start + chunk_tokens
+            num_tokens += chunk_tokens
+            kv_tokens += end
+            if chunk_tokens == 1 and start > 0:
+                num_decodes += 1
+            if end == len(request.token_ids):
+                place = places.get(request.id)
+                if place is None or end == request.num_prompt_tokens:  # an id may come again
+                    place = self._place_in_text(request)
+                num_output = end - request.num_prompt_tokens
+                sampled.append(TEXT[(place + num_output) % len(TEXT)])
+        mean_s = self.profile.step_s(num_decodes, num_tokens - num_decodes, kv_tokens) * factor
         noise = self._random.gauss(1.0, self.profile.noise) if self.profile.noise else 1.0
-        self._clock.sleep(mean_s * max(noise, 0.1))
-        return [pseudo_token(c) for c in chunks if c.samples]
+        self._clock.sleep(mean_s * max(noise, LEAST_NOISE) + stall_s)
+        return sampled
 
+    def _suffer(self, elapsed_s: float) -> tuple[float, float]:
+        """How much slower this step is, and for how long it stalls; raises what ends it."""
+        factor, stall_s = 1.0, 0.0
+        for fault in self.profile.faults:
+            if fault in self._suffered or not fault.is_due(elapsed_s, self._num_steps):
+                continue
+            if fault.kind is FaultKind.SLOW:
+                factor *= fault.factor
+                continue
+            self._suffered.add(fault)  # once, also when the file is read again
+            match fault.kind:
+                case FaultKind.STALL:
+                    stall_s += fault.duration_s
+                case FaultKind.CRASH:
+                    raise SimulatedCrash(f"simulated crash at step {self._num_steps}")
+                case FaultKind.OOM:
+                    raise MemoryError(f"simulated: out of memory at step {self._num_steps}")
+        return factor, stall_s
 
-def pseudo_token(chunk: ScheduledChunk) -> int:
-    """The next letter of a text that the prompt alone determines (byte-level token ids).
-
-    Ids of larger vocabularies hold these 13 too, so that any tokenizer can decode the text.
-    """
-    request = chunk.request
-    prompt = request.token_ids[: min(request.num_prompt_tokens, 64)]
-    key = f"{prompt}{request.num_output_tokens}".encode()
-    return LETTERS[zlib.crc32(key) % len(LETTERS)]
+    def _place_in_text(self, request: Request) -> int:
+        """Where in TEXT this request's tokens are read: its prompt alone determines it."""
+        if len(self._places) >= NUM_PLACES_KEPT:
+            self._places.clear()
+        prompt = request.token_ids[: min(request.num_prompt_tokens, 64)]
+        place = self._places[request.id] = zlib.crc32(repr(prompt).encode())
+        return place

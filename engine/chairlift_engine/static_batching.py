@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chairlift_engine.request import Request, SamplingParams
-from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
+from chairlift_engine.residency import Residency
 from chairlift_engine.runner import ScheduledChunk
+from chairlift_engine.yielding import grow
 
 # How long the oldest request may wait for company while nothing runs.
 FILL_WAIT_S = 0.25
@@ -34,9 +35,13 @@ class StaticBatching:
                 self._fill(now_s)
         for request in tuple(self._residency.running):
             if request.is_decoding:
-                self._residency.grow(request)  # may preempt, also one that has grown already
+                grow(self._residency, request, now_s)  # may preempt, also one that has grown
         running = self._residency.running
-        decodes = [ScheduledChunk(r, r.num_computed_tokens, 1) for r in running if r.is_decoding]
+        decodes = [
+            ScheduledChunk(r, r.num_computed_tokens, 1)
+            for r in running
+            if r.is_decoding and self._has_room(r)
+        ]
         return decodes + self._ended, self._prefills([r for r in running if not r.is_decoding])
 
     def fill_wait_left_s(self, now_s: float) -> float | None:
@@ -53,12 +58,23 @@ class StaticBatching:
         self._ended += [self._padding(r.num_tokens - 1, r.num_tokens) for r in finished]
 
     def _fill(self, now_s: float) -> None:
+        """By arrival, whoever it is; without the prefix cache, which a static server has not."""
         residency = self._residency
-        for request_class in (INTERACTIVE, BATCH):
-            for request in tuple(residency.waiting[request_class]):
-                if not (residency.may_start(request_class) and residency.make_room(request)):
+        for request_class, waiting in residency.waiting.items():
+            for request in sorted(waiting, key=lambda r: (r.arrival_s, r.number)):
+                if not (residency.has_slot(request_class) and self._fits(request)):
                     return
-                residency.start(request, now_s)
+                num_blocks = residency.blocks.blocks_for(request.num_tokens)
+                residency.start(request, (), num_blocks, now_s)
+
+    def _fits(self, request: Request) -> bool:
+        """With its next token, and one block more for each neighbour."""
+        num_blocks = self._residency.blocks.blocks_for(request.num_tokens + 1)
+        return num_blocks + len(self._residency.running) <= self._residency.blocks.num_free
+
+    def _has_room(self, request: Request) -> bool:
+        num_slots = len(request.block_ids) * self._residency.blocks.block_tokens
+        return num_slots >= request.num_tokens
 
     def _prefills(self, starting: list[Request]) -> list[ScheduledChunk]:
         longest = max((r.num_uncomputed_tokens for r in starting), default=0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 SCHEDULING: Final = ("continuous", "static")
 MAX_WHOLE_NUMBER: Final = 2**53  # what JSON readers and metrics hold exactly
+BATCH_MIN_SHARE: Final = 0.05
+WEIGHTS: Final = (0.001, 1000.0)
 
 
 class PolicyError(ValueError):
@@ -43,6 +45,37 @@ class SloThresholds:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """One tenant's weight and caps; None leaves a cap to the engine's default.
+
+    weight: share of the computed tokens, against the other tenants' weights.
+    slots: running requests. kv_tokens: KV memory that its requests may hold when one more starts;
+    one may always run. waiting: queued requests, above which new ones are refused.
+    """
+
+    weight: float = 1.0
+    slots: int | None = None
+    kv_tokens: int | None = None
+    waiting: int | None = None
+
+    @classmethod
+    def from_json(cls, name: str, body: object) -> Self:
+        fields = _object(name, body)
+        _check_names(name, fields, cls.__dataclass_fields__, optional=set(cls.__dataclass_fields__))
+        weight = _number(f"{name}.weight", fields.get("weight", 1.0), *WEIGHTS)
+        caps = {
+            cap: _whole_number(f"{name}.{cap}", fields[cap], minimum=0 if cap == "waiting" else 1)
+            for cap in ("slots", "kv_tokens", "waiting")
+            if fields.get(cap) is not None
+        }
+        return cls(weight, **caps)
+
+    def to_json(self) -> dict[str, Any]:
+        caps = {"slots": self.slots, "kv_tokens": self.kv_tokens, "waiting": self.waiting}
+        return {"weight": self.weight, **{k: v for k, v in caps.items() if v is not None}}
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Values that change between two steps of a running engine, inside its start-up capacity.
 
@@ -52,6 +85,9 @@ class Policy:
     batch_class_share: 0..1 of batch size and step tokens that batch-class work may hold while
         interactive work leaves them free; 0 serves no batch-class work.
     scheduling: "static" is the baseline for comparisons; it ignores step and chunk tokens.
+    batch_min_share: 0..1 of both that batch-class work is given even while interactive work
+        waits, unless its share is 0.
+    tenants: by name; who is not named has weight 1 and the default caps.
     """
 
     generation: Generation
@@ -61,12 +97,15 @@ class Policy:
     batch_class_share: float
     slo: SloThresholds
     scheduling: str = "continuous"
+    batch_min_share: float = BATCH_MIN_SHARE
+    tenants: Mapping[str, TenantPolicy] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, body: object) -> Self:
         """Raise PolicyError on a missing, unknown or ill-typed field."""
         fields = _object("policy", body)
-        _check_names("policy", fields, cls.__dataclass_fields__, optional={"scheduling"})
+        optional = {"scheduling", "batch_min_share", "tenants"}
+        _check_names("policy", fields, cls.__dataclass_fields__, optional)
         slo = _object("slo", fields["slo"])
         _check_names("slo", slo, SloThresholds.__dataclass_fields__, optional=set())
         scheduling = fields.get("scheduling", "continuous")
@@ -83,10 +122,24 @@ class Policy:
                 itl_ms=_number("slo.itl_ms", slo["itl_ms"], 0.001, math.inf),
             ),
             scheduling=scheduling,
+            batch_min_share=_number(
+                "batch_min_share", fields.get("batch_min_share", BATCH_MIN_SHARE), 0.0, 1.0
+            ),
+            tenants={
+                str(name): TenantPolicy.from_json(f"tenants.{name}", tenant)
+                for name, tenant in _object("tenants", fields.get("tenants", {})).items()
+            },
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Newer fields only where they say something: older readers refuse unknown names."""
+        newer: dict[str, Any] = {}
+        if self.batch_min_share != BATCH_MIN_SHARE:
+            newer["batch_min_share"] = self.batch_min_share
+        if self.tenants:
+            newer["tenants"] = {name: t.to_json() for name, t in self.tenants.items()}
         return {
+            **newer,
             "generation": self.generation.to_json(),
             "batch_size": self.batch_size,
             "step_tokens": self.step_tokens,

@@ -14,7 +14,8 @@ from chairlift_engine.engine import Engine, StepReport
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.scheduler import PolicyOutOfRange, Scheduler, StalePolicy
-from chairlift_engine.simulator import Profile, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 
 CAPACITY = Capacity(

@@ -52,9 +52,21 @@ def test_the_shorter_of_positions_and_max_length_holds(asked: int | None, got: i
     assert prepare_model(llama(), asked).model_length_tokens == got
 
 
-def test_a_model_that_computes_attention_itself_is_refused() -> None:
-    config = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
-    with pytest.raises(UnsupportedModel, match="BloomForCausalLM computes attention itself"):
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4),
+        transformers.FalconConfig(
+            vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
+        ),
+        transformers.MptConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_computes_attention_itself_is_refused(
+    config: transformers.PretrainedConfig,
+) -> None:
+    with pytest.raises(UnsupportedModel, match="ForCausalLM computes attention itself"):
         prepare_model(built(config), 64)
 
 

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chairlift_engine.config import Capacity
+from chairlift_engine.prompts import MAX_TIMES_PASSED
 from chairlift_engine.request import FinishReason, Request, SamplingParams
 from chairlift_engine.scheduler import (
-    MAX_TIMES_PASSED,
     PolicyOutOfRange,
     Scheduler,
     StalePolicy,
@@ -51,6 +51,12 @@ class Bench:
         self.now_s = 0.0
         self.events: list[TokenEvent] = []
         self.plans: list[StepPlan] = []
+        self.num_prompts = 0
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        """Unlike any other, so that nothing of it is found in the prefix cache."""
+        self.num_prompts += 1
+        return [10_000 + self.num_prompts] * num_tokens
 
     def add(
         self,
@@ -62,7 +68,7 @@ class Bench:
         self.now_s += 0.001
         request = Request(
             name,
-            list(range(num_prompt_tokens)),
+            self.prompt(num_prompt_tokens),
             SamplingParams(max_tokens=max_tokens),
             arrival_s=self.now_s,
             request_class=request_class,
@@ -428,7 +434,7 @@ def test_a_queued_request_holds_no_blocks() -> None:
     b.add("a", 4)
     waiting = b.add("b", 4)
     b.step()
-    assert waiting.block_ids == [] and list(b.scheduler.residency.waiting[INTERACTIVE]) == [waiting]
+    assert waiting.block_ids == [] and b.scheduler.residency.waiting[INTERACTIVE] == [waiting]
 
 
 def test_the_gauges_follow_every_change() -> None:

@@ -17,7 +17,8 @@ import pytest
 from chairlift_engine.clock import MonotonicClock
 from chairlift_engine.config import Capacity
 from chairlift_engine.server.engine_server import LoadedModel
-from chairlift_engine.simulator import Profile, SimulatorRunner
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
 
 ALL = {"batch_size": 16, "step_tokens": 256, "batch_class_share": 1.0, "scheduling": "continuous"}
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from chairlift_protocol.policy import Generation, Policy, PolicyError, SloThresholds
+from chairlift_protocol.policy import (
+    Generation,
+    Policy,
+    PolicyError,
+    SloThresholds,
+    TenantPolicy,
+)
 
 POLICY = Policy(
     generation=Generation(3, 17),
@@ -16,11 +23,19 @@ POLICY = Policy(
     batch_class_share=0.25,
     slo=SloThresholds(ttft_ms=500, itl_ms=50),
     scheduling="static",  # no field has its default, so that a dropped one shows
+    batch_min_share=0.125,
+    tenants={"acme": TenantPolicy(2.5, 3, 4096, 7), "burst": TenantPolicy(waiting=0)},
 )
 
 
 def test_a_policy_survives_the_wire() -> None:
     assert Policy.from_json(POLICY.to_json()) == POLICY
+
+
+def test_a_policy_without_newer_fields_is_one_that_older_readers_understand() -> None:
+    plain = replace(POLICY, batch_min_share=0.05, tenants={})
+    assert {"batch_min_share", "tenants"}.isdisjoint(plain.to_json())
+    assert Policy.from_json(plain.to_json()) == plain
 
 
 def test_generations_order_by_leadership_first() -> None:
@@ -45,6 +60,13 @@ def test_generations_order_by_leadership_first() -> None:
         ({"generation": [10**400, 1]}, "generation: must be a whole number"),
         ({"batch_size": 2**53 + 1}, "batch_size: must be a whole number"),
         ({"scheduling": "greedy"}, "scheduling: must be one of"),
+        ({"batch_min_share": -0.1}, "batch_min_share: must lie in"),
+        ({"tenants": []}, "tenants: must be a JSON object, not list"),
+        ({"tenants": {"a": {"weight": 0}}}, "tenants.a.weight: must lie in"),
+        ({"tenants": {"a": {"slots": 0}}}, "tenants.a.slots: must be a whole number of at least 1"),
+        ({"tenants": {"a": {"kv_tokens": 0}}}, "tenants.a.kv_tokens: must be a whole number"),
+        ({"tenants": {"a": {"waiting": -1}}}, "tenants.a.waiting: must be a whole number"),
+        ({"tenants": {"a": {"slot": 1}}}, "tenants.a: unknown field 'slot'; it takes weight"),
         ({"burst": 3}, "policy: unknown field 'burst'; it takes generation, batch_size"),
     ],
 )

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 
 from chairlift_engine.clock import Clock
 from chairlift_engine.engine import Engine, StepReport
@@ -55,12 +56,11 @@ class Bridge:
                 request.arrival_s, request.arrival_s if before_s is None else before_s
             )
         unseen_tokens = sum(r.num_prompt_tokens for r in self._unseen)
-        return Gauges(
-            num_running=seen.num_running,
+        return replace(
+            seen,
             num_waiting=num_waiting,
             oldest_arrival_s=oldest_s,
             waiting_prefill_tokens=seen.waiting_prefill_tokens + unseen_tokens,
-            num_free_blocks=seen.num_free_blocks,
         )
 
     def open(self, stream: TextStream) -> None:
