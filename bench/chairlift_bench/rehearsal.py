@@ -222,9 +222,7 @@ class Rehearsal:
                     request_class=request_class,
                     num_running=float(gauges.num_running[request_class]),
                     num_waiting=float(gauges.num_waiting[request_class]),
-                    oldest_waiting_s=0.0
-                    if oldest_s is None
-                    else now_s - oldest_s,
+                    oldest_waiting_s=0.0 if oldest_s is None else now_s - oldest_s,
                 )
                 for request_class, oldest_s in gauges.oldest_arrival_s.items()
             ),

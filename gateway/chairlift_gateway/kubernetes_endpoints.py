@@ -155,7 +155,7 @@ class KubernetesEndpoints:
 
 
 def replicas_of(slices: Iterable[Json]) -> tuple[Replica, ...]:
-    """Those that may get new work. A pod of two address families is named twice, and listed once."""
+    """Those that may get new work. A pod of two address families is listed once."""
     found: dict[str, Replica] = {}
     for item in sorted(slices, key=lambda item: str(item.get("addressType"))):
         labels = item["metadata"].get("labels") or {}

@@ -71,7 +71,7 @@ def plan_replicas(
         pool.spec.num_replicas - snapshot.num_reserved,
         (scales[INTERACTIVE].count, scales[BATCH].count),
         supplies,
-        pool.spec.replicas(BATCH).min,
+        max(0, pool.spec.replicas(BATCH).min - snapshot.num_reserved),  # batch work yields first
     )
     counts = {INTERACTIVE: granted.interactive, BATCH: granted.batch}
     enforces = pool.spec.mode == "Enforce"

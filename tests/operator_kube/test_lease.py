@@ -152,9 +152,7 @@ def test_terms_grow_although_the_lease_was_deleted(leases: FakeLeases, clock: Cl
     assert two.term >= one.term > 29_000_000
 
 
-def test_an_api_server_that_is_away_ends_leading_in_time(
-    leases: FakeLeases, clock: Clock
-) -> None:
+def test_an_api_server_that_is_away_ends_leading_in_time(leases: FakeLeases, clock: Clock) -> None:
     one = _lease(leases, clock, "one")
     _step(one)
     leases.is_down = True

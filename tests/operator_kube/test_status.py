@@ -12,8 +12,8 @@ from chairlift_operator.kube.status import StatusInput, differs, from_json, stat
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import plan
 from chairlift_operator.snapshot import Phase, ReplicaSnapshot, Snapshot
-from chairlift_operator.status_model import NUM_DECISIONS, PoolStatus
 from chairlift_operator.spec import InferencePool
+from chairlift_operator.status_model import NUM_DECISIONS, PoolStatus
 from chairlift_protocol.wire import RequestClass
 
 INTERACTIVE = RequestClass.INTERACTIVE

@@ -123,9 +123,11 @@ class Api:
     async def patch(self, path: str, body: Json, manager: str) -> Json:
         return await self._ask("PATCH", path, body, {"fieldManager": manager}, MERGE)
 
-    async def delete(self, path: str, uid: str = "") -> None:
-        """Gone already is as good. uid: only that very object."""
+    async def delete(self, path: str, uid: str = "", grace_s: int | None = None) -> None:
+        """Gone already is as good. uid: only that very object. grace_s: a pod's, else its own."""
         body: Json = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
         if uid:
             body["preconditions"] = {"uid": uid}
         try:

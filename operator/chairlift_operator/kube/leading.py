@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,7 +25,13 @@ from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.operator_metrics import OperatorMetrics
 from chairlift_operator.kube.paths import CHILD_KINDS, POD, POOL, Kind
 from chairlift_operator.kube.pool_controller import PoolController, Tools
-from chairlift_operator.kube.settings import NUM_CONCURRENT_POOLS, RESYNC_S, TICK_S, Settings
+from chairlift_operator.kube.settings import (
+    NUM_CONCURRENT_POOLS,
+    NUM_TURNS,
+    RESYNC_S,
+    TICK_S,
+    Settings,
+)
 from chairlift_operator.kube.watching import PoolKey, Reflector, Store
 
 logger = logging.getLogger(__name__)
@@ -89,7 +96,7 @@ class Operator:
 
     async def _lead(self, lease: Lease, tools: Tools, tasks: asyncio.TaskGroup) -> None:
         due_s = time.monotonic()
-        term = 0
+        term = turn = 0
         while True:
             is_leading = lease.is_held()
             self.turned_at_s = time.monotonic()
@@ -98,8 +105,10 @@ class Operator:
                 self._controllers.clear()  # what they know is of another term
                 term = lease.term
             if is_leading and time.monotonic() >= due_s:
-                due_s = max(due_s + TICK_S, time.monotonic())
-                self._begin(self._known(), "tick", tools, term, tasks)
+                due_s = max(due_s + TICK_S / NUM_TURNS, time.monotonic())
+                turn = (turn + 1) % NUM_TURNS
+                whose = [key for key in self._known() if _turn_of(key) == turn]
+                self._begin(whose, "tick", tools, term, tasks)
             elif is_leading:
                 self._begin(self._take_changed(), "change", tools, term, tasks)
             await self._wait(due_s if is_leading else time.monotonic() + 1.0)
@@ -195,3 +204,7 @@ class Operator:
 
     def _is_ours(self, key: PoolKey) -> bool:
         return not self._settings.namespaces or key[0] in self._settings.namespaces
+
+
+def _turn_of(key: PoolKey) -> int:
+    return zlib.crc32("/".join(key).encode()) % NUM_TURNS

@@ -16,6 +16,7 @@ import aiohttp
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.control_loop import ControlLoop, Tick
 from chairlift_operator.decisions import Action
+from chairlift_operator.kube import names
 from chairlift_operator.kube.acting import Actor
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, classes_of
@@ -118,9 +119,9 @@ class PoolController:
         """The spec, or None with the trouble noted: a pool runs on as it was."""
         self._body = body
         metadata = {name: body["metadata"][name] for name in ("name", "namespace")}
-        source = {key: body.get(key) for key in ("apiVersion", "kind", "spec")}
+        kind = {"apiVersion": names.API_VERSION, "kind": names.KIND}
         try:
-            pool = parse_pool({**source, "metadata": metadata})
+            pool = parse_pool({**kind, "metadata": metadata, "spec": body.get("spec")})
         except SpecError as error:
             self._trouble = " ".join(error.problems)
             return None
@@ -180,7 +181,7 @@ class PoolController:
             rollout=self._roller.state if self._trouble is None else RolloutState(),
         )
         try:
-            await self._reporter.write(status_of(given, self._reporter.written))
+            await self._reporter.write(status_of(given, self._reporter.latest))
         except ApiError as error:
             logger.warning("%s: status not written: %s", "/".join(self._key), error)
         notes, self._notes = self._notes, []

@@ -23,7 +23,10 @@ _LONGEST_NOTE: Final = 1000
 
 
 class Reporter:
-    """before: the status as it is in the cluster. Used by one leadership."""
+    """before: the status as it is in the cluster. Used by one leadership.
+
+    latest: what shall be there; written: what is. They differ while only measurements do.
+    """
 
     def __init__(
         self,
@@ -39,8 +42,10 @@ class Reporter:
         self._now_s = now_s
         self._written_at_s = -math.inf
         self.written = before
+        self.latest = before
 
     async def write(self, status: PoolStatus) -> None:
+        self.latest = status
         is_due = self._now_s() - self._written_at_s >= STATUS_S
         if not differs(self.written, status) and not (is_due and status != self.written):
             return

@@ -61,6 +61,8 @@ def rollout_step(view: RolloutView) -> RolloutStep:
     is_alone = view.replicas == 1 and not useless
     if is_alone and (view.room >= 1 or fresh):
         return RolloutStep(False, GROW_FIRST, progress=f"{told}; its successor comes first")
+    if len(active) < view.replicas:  # the one that went has no successor yet: let it be made
+        return RolloutStep(False, progress=f"{told}; a successor is made")
     if any(pod.is_terminating for pod in view.pods):
         return RolloutStep(True, progress=f"{told}; one is ending")
     if starting := [pod for pod in fresh if not pod.is_ready]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 TICK_S: Final = 5.0  # the loop's grid; what must be seconds fresh is read each time
+NUM_TURNS: Final = 5  # pools take turns within a tick, so that a thousand do not come at once
 RESYNC_S: Final = 60.0  # everything is looked at anew, should a watch have missed something
 # A watch may hang silently: the server ends it first, and a client that hears nothing gives up.
 WATCH_S: Final = 300.0

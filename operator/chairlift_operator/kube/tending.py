@@ -148,14 +148,15 @@ class Tender:
     async def _apply(self, manifest: Json) -> None:
         stored = await self._api.apply(path_of(manifest), manifest, names.FIELD_MANAGER)
         self._objects.note(stored)
-        self._applied[_key(manifest)] = _Applied(digest(manifest), projected(stored, manifest))
+        as_stored = projected(stored, _content(manifest))
+        self._applied[_key(manifest)] = _Applied(digest(manifest), as_stored)
 
     def _has_drifted(self, live: Json, manifest: Json) -> bool:
         """Compared with what the server made of it: it spells some values otherwise."""
         known = self._applied.get(_key(manifest))
-        ours = projected(live, manifest)
+        ours = projected(live, _content(manifest))
         if known is None or known.manifest != digest(manifest):
-            return bool(ours != manifest)
+            return bool(ours != _content(manifest))
         return bool(ours != known.as_stored)
 
     def _tell_drift(self, manifest: Json) -> None:
@@ -182,6 +183,11 @@ class Tender:
 
 def _key(manifest: Json) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _content(manifest: Json) -> Json:
+    """Without what items of a list do not say of themselves."""
+    return {name: part for name, part in manifest.items() if name not in ("apiVersion", "kind")}
 
 
 def _is_engines(manifest: Json) -> bool:
