@@ -19,6 +19,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "chairlift"
+CLUSTER = ("--namespace=system", "--kube-version=1.34.0")
 CACHE = Path(os.environ.get("ONE_NODE_HOME") or Path.home() / ".cache" / "one-node")
 
 
@@ -33,7 +34,7 @@ class Helm:
 
     def template(self, settings: Sequence[str] = ()) -> str:
         sets = [part for setting in settings for part in ("--set", setting)]
-        rendered = self.run("template", "chairlift", str(CHART), "--namespace", "system", *sets)
+        rendered = self.run("template", "chairlift", str(CHART), *CLUSTER, *sets)
         assert rendered.returncode == 0, rendered.stderr
         return rendered.stdout
 
