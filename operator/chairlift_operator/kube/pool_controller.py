@@ -215,4 +215,4 @@ def _without_decisions(made: Plan) -> Plan:
 
 
 def _event_reason(field: str) -> str:
-    return field[:1].upper() + field[1:] + "Changed"
+    return field[:1].upper() + field[1:] + "Set"
