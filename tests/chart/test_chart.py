@@ -70,6 +70,24 @@ def test_no_right_is_a_wildcard_and_no_secret_can_be_listed(helm: Helm, name: st
             assert not {"list", "watch"} & set(rule["verbs"])
 
 
+def test_the_rights_are_those_that_the_docs_give_a_reason_for(helm: Helm) -> None:
+    told = set()
+    for row in (ROOT / "docs" / "rbac.md").read_text().splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if len(cells) == 4 and cells[0] != "API group" and not cells[0].startswith("--"):
+            group, resources, verbs = ("" if cells[0] == "(core)" else cells[0]), cells[1], cells[2]
+            told |= {(group, r, v) for r in resources.split(", ") for v in verbs.split(", ")}
+    (role,) = of_kind(helm.objects(), "ClusterRole")
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == told
+
+
 def test_with_namespaces_named_rights_on_pools_end_there(helm: Helm) -> None:
     objects = helm.objects(GOLDENS["two-namespaces"])
     assert of_kind(objects, "ClusterRole", "ClusterRoleBinding") == []
