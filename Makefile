@@ -5,6 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.synced
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGES ?= chairlift-operator chairlift-gateway chairlift-engine-simulator chairlift-engine
+REGISTRY ?= registry.example/chairlift
+BASE_IMAGE ?= docker.io/library/python:3.12-slim
+HELM := $(or $(shell command -v helm),$(wildcard $(or $(ONE_NODE_HOME),$(HOME)/.cache/one-node)/bin/helm))
 export PYTHONUNBUFFERED := 1
 
 help: ## this list
@@ -48,14 +53,35 @@ test: $(STAMP) model ## all tests
 model: $(STAMP) ## the real model (SmolLM2-135M-Instruct, 93 MB download) in the user's cache
 	@$(VENV)/bin/chairlift model get smollm2-135m
 
-lint: $(STAMP) ## ruff, mypy --strict, import contracts
+crds: $(STAMP) ## crds/ from the operator's spec, and the chart's copy of them
+	$(PY) -m chairlift_operator.crd crds/inferencepools.chairlift.dev.yaml
+	cp crds/*.yaml helm/chairlift/files/crds/
+
+lint: $(STAMP) ## ruff, mypy --strict, import contracts, helm lint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo 2>/dev/null || $(VENV)/bin/lint-imports
+	@if [ -n "$(HELM)" ]; then $(HELM) lint --strict --quiet helm/chairlift; \
+	else echo "no helm: the chart was not linted; make helm builds it"; fi
+
+helm: ## helm, built once from source (needs Go); lint and tests of the chart use it
+	@e2e/cluster/one-node helm
+
+test-cluster: $(STAMP) ## tests on a real kube-apiserver, and of the chart (root; builds Kubernetes once, 8 minutes)
+	e2e/cluster/with-cluster control-plane env CHAIRLIFT_NEEDS_HELM=1 $(PY) -m pytest -q -m "" $(or $(ARGS),tests/chart tests/cluster)
+
+e2e: $(STAMP) ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
+	e2e/cluster/with-cluster up e2e/run $(ARGS)
+
+images: ## container images by docker or buildah (REGISTRY=, BASE_IMAGE=, IMAGES=)
+	@build="docker build"; docker info >/dev/null 2>&1 || build="buildah build"; \
+	for image in $(IMAGES); do echo "$$build $$image"; \
+	  $$build -q -f images/Dockerfile --target $$image --build-arg BASE_IMAGE=$(BASE_IMAGE) \
+	    -t $(REGISTRY)/$$image:$(VERSION) . || exit; done
 
 lock: ## rewrite requirements/*.txt from pyproject.toml
-	@for extra in engine gateway operator dev; do \
+	@for extra in engine simulator gateway operator dev; do \
 	  $(VENV)/bin/uv pip compile -q pyproject.toml --extra $$extra --universal --python-version 3.11 \
 	    --generate-hashes --no-emit-index-url --custom-compile-command "make lock" -o requirements/$$extra.txt; done
 	@echo "uv==0.13.9" | $(VENV)/bin/uv pip compile -q - --generate-hashes --no-emit-index-url \
@@ -65,4 +91,4 @@ clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .PHONY: help setup demo bench-demo bench-scheduler bench-simulator bench-fairness bench-longprompt fuzz test model \
-	lint lock clean
+	crds lint helm test-cluster e2e images lock clean

@@ -37,7 +37,7 @@ from chairlift_bench.rush_report import COLUMNS, method_lines, row, write_report
 from chairlift_bench.rush_run import RunKind, RunRecord, run_once
 from chairlift_bench.step_calibration import CalibrationFailed
 from chairlift_cli.errors import CliError
-from chairlift_cli.local import read_pool
+from chairlift_cli.pool_file import read_pool
 
 KINDS = (RunKind.STATIC, RunKind.FIXED, RunKind.TUNED)
 FAILURES = (CliError, LocalServerFailed, CalibrationFailed, aiohttp.ClientError, ValueError)

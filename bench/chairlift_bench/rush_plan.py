@@ -33,7 +33,7 @@ from chairlift_bench.rush_load import (
 )
 from chairlift_bench.rush_run import RunKind, Say, settings_of
 from chairlift_bench.step_calibration import Calibration
-from chairlift_cli.local import read_pool
+from chairlift_cli.pool_file import read_pool
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import TOKENIZE_PATH
 

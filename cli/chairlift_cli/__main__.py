@@ -51,6 +51,18 @@ def _model_get(args: argparse.Namespace) -> int:
     return run_model_get(args.name)
 
 
+def _validate(args: argparse.Namespace) -> int:
+    from chairlift_cli.pool_file import run_validate
+
+    return run_validate(args.files)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from chairlift_cli.explain import run_explain
+
+    return run_explain(args)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="chairlift",
@@ -61,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"chairlift {version('chairlift')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_local(commands)
+    _add_validate(commands)
+    _add_explain(commands)
     model = commands.add_parser("model", help="models on this machine", allow_abbrev=False)
     model_commands = model.add_subparsers(title="commands", required=True, metavar="COMMAND")
     get = model_commands.add_parser(
@@ -97,6 +111,35 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--journal", type=Path, metavar="FILE",
         help="where each tick is recorded as a JSON line (default: in the run folder)")  # fmt: skip
     local.set_defaults(run=_local)
+
+
+def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    validate = commands.add_parser(
+        "validate",
+        help="check pool files",
+        description="Check InferencePool files as the operator would, without a cluster.",
+        epilog="example: chairlift validate -f pool.yaml",
+        allow_abbrev=False,
+    )
+    validate.add_argument("-f", "--file", type=Path, action="append", required=True,
+        metavar="POOL.YAML", dest="files", help="an InferencePool; repeatable")  # fmt: skip
+    validate.set_defaults(run=_validate)
+
+
+def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="why a pool is as it is",
+        description="The last decisions on a pool and what was measured when they were made: from "
+        "its status in the cluster (by kubectl), or from the journal of a local run.",
+        epilog="example: chairlift explain chat -n team",
+        allow_abbrev=False,
+    )
+    add = explain.add_argument
+    add("pool", nargs="?", metavar="POOL", help="the InferencePool's name")
+    add("-n", "--namespace", help="its namespace (default: kubectl's)")
+    add("--journal", type=Path, metavar="FILE", help="read this journal instead of a cluster")
+    explain.set_defaults(run=_explain)
 
 
 def _key(text: str) -> str:

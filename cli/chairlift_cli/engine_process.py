@@ -18,9 +18,9 @@ import aiohttp
 from chairlift_cli.children import Child, describe_exit, options
 from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError, writing
 from chairlift_cli.run_dir import RunDir
+from chairlift_operator.engine_arguments import engine_arguments
 from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.spec import InferencePool
-from chairlift_operator.spec_runtime import StepProfile
 from chairlift_protocol.wire import ADMIN_DRAIN_PATH, READY_PATH, RequestClass
 
 POLL_S: Final = 0.05
@@ -133,19 +133,12 @@ class EngineProcess:
             return None
 
     def _command(self) -> list[str]:
-        spec, run_dir = self._pool.spec, self._run_dir
-        aims = spec.aims(self.request_class)
+        run_dir = self._run_dir
         values = {
-            "--runner": "simulator" if spec.runtime.engine == "simulator" else "torch",
-            "--model-source": spec.model.source,
-            "--model-name": spec.model.name,
-            "--max-length": spec.model.max_length,
-            "--dtype": spec.model.dtype,
+            **engine_arguments(self._pool, self.request_class),
             "--host": "127.0.0.1",
             "--port": 0,
             "--admin-port": 0,
-            "--batch-size": aims.batch_size.max,
-            "--step-tokens": aims.step_tokens.max,
             "--policy-file": run_dir.policy_file(self.name),
             "--admin-token-file": run_dir.admin_token_file,
             "--internal-token-file": run_dir.internal_token_file,
@@ -154,25 +147,4 @@ class EngineProcess:
             "--announce-file": run_dir.announce_file(self.name),
             "--log-level": "info",
         }
-        if spec.runtime.engine == "simulator":
-            values["--simulator-profile"] = _profile_argument(self._pool)
-        flags = ["--share-prefixes"] if spec.runtime.share_prefixes else []
-        return [sys.executable, "-P", "-u", "-m", "chairlift_engine", *options(values), *flags]
-
-
-def _profile_argument(pool: InferencePool) -> str:
-    """The profile as the engine spells it: a name, or JSON with milliseconds."""
-    simulator = pool.spec.runtime.simulator
-    profile = simulator.profile if simulator is not None else "reference"
-    if not isinstance(profile, StepProfile):
-        return profile
-    return json.dumps(
-        {
-            "a_ms": profile.a_s * 1e3,
-            "b_ms": profile.b_s * 1e3,
-            "c_ms": profile.c_s * 1e3,
-            "d_ms": profile.d_s * 1e3,
-            "noise": profile.noise,
-            "load_s": profile.load_s,
-        }
-    )
+        return [sys.executable, "-P", "-u", "-m", "chairlift_engine", *options(values)]

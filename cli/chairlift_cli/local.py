@@ -8,17 +8,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
 from chairlift_cli.errors import CliError
+from chairlift_cli.pool_file import read_pool
 from chairlift_cli.supervisor import LocalOptions, serve
 from chairlift_cli.view import LineView, LiveView, View
 from chairlift_engine import model_source
 from chairlift_operator.spec import InferencePool
-from chairlift_operator.spec_parsing import SpecError, parse_pool, with_overrides
+from chairlift_operator.spec_pods import Gateway, Resources
 
 
 def run_local(args: argparse.Namespace) -> int:
@@ -27,6 +26,8 @@ def run_local(args: argparse.Namespace) -> int:
     console = Console()
     live = console.is_terminal and not args.no_live
     view: View = LiveView(pool, console) if live else LineView()
+    if unused := fields_for_clusters(pool):
+        view.say(f"only for clusters, not used here: {', '.join(unused)}")
     options = LocalOptions(
         port=args.port,
         batch_key=args.batch_key,
@@ -37,26 +38,11 @@ def run_local(args: argparse.Namespace) -> int:
     return 128 + signal.SIGINT if asked_by == signal.SIGINT else 0
 
 
-def read_pool(path: Path, settings: Sequence[str]) -> InferencePool:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"cannot read {path}: {error.strerror}; name an existing file") from error
-    except UnicodeDecodeError as error:
-        raise CliError(f"cannot read {path}: it is not UTF-8 text") from error
-    try:
-        pool = parse_pool(text)
-    except SpecError as error:
-        raise CliError(f"{path}: {_listed(error)}") from error
-    try:
-        return with_overrides(pool, settings)
-    except SpecError as error:
-        raise CliError(f"--set: {_listed(error)}") from error
-
-
 def check_model(pool: InferencePool) -> None:
     """Say at once that a model is not here; an engine would say so only after loading torch."""
     source = pool.spec.model.source
+    if source.startswith("pvc://"):
+        raise CliError("model.source: pvc:// is for clusters; here, name a folder by file:///path")
     if pool.spec.runtime.engine == "simulator" or source.startswith("hf://"):
         return
     try:
@@ -67,7 +53,15 @@ def check_model(pool: InferencePool) -> None:
         raise CliError(f"model.source: cannot read {source}: {error.strerror}") from error
 
 
-def _listed(error: SpecError) -> str:
-    if len(error.problems) == 1:
-        return error.problems[0]
-    return "".join(f"\n  - {problem}" for problem in error.problems)
+def fields_for_clusters(pool: InferencePool) -> list[str]:
+    """What the spec says of pods, of which there are none here."""
+    spec, runtime = pool.spec, pool.spec.runtime
+    said = {
+        "model.huggingFace": spec.model.hugging_face is not None,
+        "runtime.image": runtime.image is not None,
+        "runtime.resources": runtime.resources != Resources(),
+        "runtime.podTemplate": bool(runtime.pod_template),
+        "capacity.surge": spec.capacity is not None and spec.capacity.surge > 0,
+        "gateway": spec.gateway != Gateway(),
+    }
+    return [name for name, is_said in said.items() if is_said]

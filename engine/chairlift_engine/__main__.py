@@ -182,7 +182,7 @@ def _capacity(options: argparse.Namespace, num_blocks: int, length_tokens: int) 
         num_blocks=num_blocks,
         block_tokens=BLOCK_TOKENS,
         model_length_tokens=length_tokens,
-        share_prefixes=options.share_prefixes,
+        share_prefixes=options.share_prefixes == "yes",
     )
 
 

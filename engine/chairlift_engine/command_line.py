@@ -28,7 +28,10 @@ def parser() -> argparse.ArgumentParser:
     add("--step-tokens", type=_positive, default=512, help="most tokens of one step, ever")
     add("--kv-tokens", type=_positive, help="KV cache, in tokens; default: what memory allows")
     add(
-        "--share-prefixes", action="store_true", help="let tenants find each other's prompts cached"
+        "--share-prefixes",
+        choices=("yes", "no"),
+        default="no",
+        help="whether tenants find each other's prompts cached",
     )
     add("--policy-file", type=Path, help="JSON of the first policy; default: all of the capacity")
     add("--admin-token-file", type=Path, help="without it every admin call is refused")

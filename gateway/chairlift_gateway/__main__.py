@@ -21,6 +21,7 @@ import uvicorn
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
 from chairlift_gateway.endpoints import EndpointsError, EndpointSource, FileEndpoints
+from chairlift_gateway.kubernetes_endpoints import ApiAccess, KubernetesEndpoints
 
 # Longer than clients keep idle connections: one that closes under a request is an error to them.
 KEEPALIVE_S = 75
@@ -96,11 +97,15 @@ def _drain_on_signal(config: GatewayConfig, gateway: Gateway, server: uvicorn.Se
         loop.add_signal_handler(number, on_signal)
 
 
-def _open_endpoints(config: GatewayConfig) -> FileEndpoints:
+def _open_endpoints(config: GatewayConfig) -> EndpointSource:
+    option = "--endpoints-file" if config.endpoints_path else "--kubernetes-pool"
     try:
-        return FileEndpoints(config.endpoints_path)
+        if config.endpoints_path is not None:
+            return FileEndpoints(config.endpoints_path)
+        assert config.kubernetes_pool is not None
+        return KubernetesEndpoints(ApiAccess.in_cluster(), config.kubernetes_pool)
     except EndpointsError as error:
-        raise ConfigError(f"--endpoints-file: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def _listen(config: GatewayConfig) -> socket.socket:

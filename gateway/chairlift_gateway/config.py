@@ -24,10 +24,14 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """`batch_key_digests` are SHA-256 hex digests, so that no API key lies in a process list."""
+    """`batch_key_digests` are SHA-256 hex digests, so that no API key lies in a process list.
 
-    endpoints_path: Path
+    Exactly one of `endpoints_path` and `kubernetes_pool` (namespace/name) is set.
+    """
+
+    endpoints_path: Path | None
     internal_token: str
+    kubernetes_pool: str | None = None
     host: str = "127.0.0.1"
     port: int = 8080
     batch_key_digests: tuple[str, ...] = ()
@@ -38,7 +42,8 @@ class GatewayConfig:
     log_level: str = "info"
 
     def __repr__(self) -> str:
-        return f"GatewayConfig({self.host}:{self.port}, endpoints={self.endpoints_path})"
+        source = self.endpoints_path or self.kubernetes_pool
+        return f"GatewayConfig({self.host}:{self.port}, endpoints={source})"
 
     def is_batch_key(self, key: bytes) -> bool:
         """Compare with every digest, in a time that does not tell which one matched."""
@@ -57,6 +62,7 @@ def parse_config(argv: Sequence[str] | None) -> GatewayConfig:
     args = _parser().parse_args(argv)
     return GatewayConfig(
         endpoints_path=args.endpoints_file,
+        kubernetes_pool=args.kubernetes_pool,
         internal_token=_read_token(args.internal_token_file),
         host=args.host,
         port=args.port,
@@ -81,8 +87,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--host", help="address to listen on")
     add("--port", type=_port, help="port to listen on; 0 picks a free one and prints it")
-    add("--endpoints-file", type=Path, required=True, default=argparse.SUPPRESS,
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--endpoints-file", type=Path,
         help='JSON, re-read when replaced: {"replicas": [{"name": ..., "url": ...}]}')  # fmt: skip
+    source.add_argument("--kubernetes-pool", type=_pool, metavar="NAMESPACE/NAME",
+        help="watch the replicas of this InferencePool, in the cluster of this pod")  # fmt: skip
     add("--internal-token-file", type=Path, required=True, default=argparse.SUPPRESS,
         help="file with the pool's internal token, which engines check")  # fmt: skip
     add("--batch-key-sha256", type=_digest, action="append", default=[], metavar="HEX",
@@ -109,6 +118,12 @@ def _read_token(path: Path) -> str:
     if not token or not token.isprintable():
         raise ConfigError(f"--internal-token-file: {path} must hold one line with the token")
     return token
+
+
+def _pool(text: str) -> str:
+    if not re.fullmatch(r"[-a-z0-9]+/[-a-z0-9]+", text):
+        raise argparse.ArgumentTypeError(f"must be NAMESPACE/NAME of a pool, not {text!r}")
+    return text
 
 
 def _port(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.decisions import Action, SetPolicy, SetReplicas
@@ -13,9 +13,9 @@ from chairlift_operator.engine_client import EngineClient, EngineError
 async def apply_actions(
     actions: Sequence[Action],
     clients: Mapping[str, EngineClient],
-    set_replicas: Callable[[SetReplicas], str],
+    set_replicas: Callable[[SetReplicas], Awaitable[ActionResult]],
 ) -> tuple[ActionResult, ...]:
-    """`set_replicas` begins what takes minutes and says so in a sentence."""
+    """`set_replicas` begins what takes minutes and says what it began."""
     results: list[ActionResult] = []
     for shrinks in (True, False):
         phase = [action for action in actions if action.shrinks is shrinks]
@@ -23,7 +23,7 @@ async def apply_actions(
         results += await asyncio.gather(*(_set_policy(action, clients) for action in policies))
         for action in phase:
             if isinstance(action, SetReplicas):
-                results.append(ActionResult(action, True, set_replicas(action)))
+                results.append(await set_replicas(action))
     return tuple(results)
 
 

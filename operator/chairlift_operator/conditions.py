@@ -13,6 +13,7 @@ from chairlift_operator.decisions import (
     Truth,
 )
 from chairlift_operator.signals import Idle, Signal, Unknown, Value
+from chairlift_operator.snapshot import Phase
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.windows import Attainment
 from chairlift_protocol.wire import RequestClass
@@ -76,7 +77,8 @@ def _ready(reports: Sequence[ReplicaReport]) -> Condition:
 
 
 def _metrics_available(reports: Sequence[ReplicaReport], health: Health) -> Condition:
-    blind = [r for r in reports if r.health in BLIND]
+    # One that drains may be gone the next moment; nothing is decided by it.
+    blind = [r for r in reports if r.health in BLIND and r.phase is not Phase.DRAINING]
     if not blind and reports:
         message = "Every replica's metrics are fresh and complete."
         return Condition("MetricsAvailable", Truth.TRUE, _camel(health), message)
@@ -154,6 +156,8 @@ def _tuned(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
         message = "mode is Recommend: nothing is changed."
         return Condition("Tuned", Truth.FALSE, "Recommend", message)
     for report in reports:
+        if report.phase is Phase.DRAINING:
+            continue
         if report.num_unverified >= 2:
             message = (
                 f"{report.name}: the policy was written but not read back for "

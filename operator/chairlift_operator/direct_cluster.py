@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import aiohttp
@@ -22,7 +22,7 @@ from chairlift_operator.engine_client import (
     ReplicaEndpoint,
     read_gateway,
 )
-from chairlift_operator.exposition import EngineSample
+from chairlift_operator.observing import observe_engine
 from chairlift_operator.snapshot import GatewaySnapshot, Phase, ReplicaSnapshot, Snapshot
 from chairlift_protocol.wire import RequestClass
 
@@ -80,7 +80,10 @@ class DirectCluster:
         return Snapshot(self._pool, self._now_s(), (*replicas, *starting), gateway)
 
     async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
-        return await apply_actions(actions, self._clients(), self._fleet.set_replicas)
+        return await apply_actions(actions, self._clients(), self._set_replicas)
+
+    async def _set_replicas(self, action: SetReplicas) -> ActionResult:
+        return ActionResult(action, True, self._fleet.set_replicas(action))
 
     def _clients(self) -> dict[str, EngineClient]:
         return {e.name: EngineClient(self._session, e) for e in self._fleet.endpoints()}
@@ -93,24 +96,9 @@ class DirectCluster:
         return GatewaySnapshot(classes, self._now_s())
 
     async def _observe_replica(self, client: EngineClient) -> ReplicaSnapshot:
-        ready, sampled, policy = await asyncio.gather(
-            client.is_ready(), self._sample(client), client.read_policy(), return_exceptions=True
+        is_draining = client.endpoint.is_draining
+        phase = Phase.DRAINING if is_draining else Phase.SERVING
+        ready, seen = await asyncio.gather(
+            client.is_ready(), observe_engine(client, self._now_s, phase)
         )
-        for outcome in (ready, sampled, policy):
-            if isinstance(outcome, BaseException) and not isinstance(outcome, EngineError):
-                raise outcome
-        sample, sampled_at_s = (None, None) if isinstance(sampled, BaseException) else sampled
-        return ReplicaSnapshot(
-            name=client.endpoint.name,
-            ready=ready is True,
-            request_class=client.endpoint.request_class,
-            phase=Phase.DRAINING if client.endpoint.is_draining else Phase.SERVING,
-            sample=sample,
-            sampled_at_s=sampled_at_s,
-            scrape_failure=str(sampled) if isinstance(sampled, BaseException) else None,
-            policy=None if isinstance(policy, BaseException) else policy,
-            policy_failure=str(policy) if isinstance(policy, BaseException) else None,
-        )
-
-    async def _sample(self, client: EngineClient) -> tuple[EngineSample, float]:
-        return await client.scrape(), self._now_s()
+        return replace(seen, ready=ready)

@@ -78,9 +78,22 @@ class EngineClient:
         await self._ask_admin("PATCH", policy.to_json())
         return await self.read_policy()
 
-    async def _ask_admin(self, method: str, body: dict[str, Any] | None = None) -> str:
+    async def drain(self) -> int:
+        """Let it take nothing new; how many requests are left. May be asked again."""
+        text = await self._ask_admin("POST", path=wire.ADMIN_DRAIN_PATH)
+        try:
+            return int(json.loads(text)["num_left"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"drain answer not understood: {error}") from error
+
+    async def _ask_admin(
+        self,
+        method: str,
+        body: dict[str, Any] | None = None,
+        path: str = wire.ADMIN_POLICY_PATH,
+    ) -> str:
         headers = {"Authorization": f"Bearer {self.endpoint.admin_token}"}
-        url = self.endpoint.admin_url + wire.ADMIN_POLICY_PATH
+        url = self.endpoint.admin_url + path
         return await self._http.ask(method, url, headers=headers, json=body)
 
 

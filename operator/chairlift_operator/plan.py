@@ -98,7 +98,12 @@ def _planned(here: Situation, memory: ReplicaMemory, seen: ReplicaSnapshot) -> R
 
 def _starting(seen: ReplicaSnapshot) -> ReplicaReport:
     return ReplicaReport(
-        seen.name, False, Health.MISSING, seen.request_class, held="starting", phase=seen.phase
+        seen.name,
+        False,
+        Health.MISSING,
+        seen.request_class,
+        held=seen.stuck or seen.detail or "starting",
+        phase=seen.phase,
     )
 
 

@@ -26,6 +26,7 @@ KEPT_KV: Final = 0.75
 FORECAST: Final = 1.5
 REST_S: Final = 60.0  # between two changes, when the last of them shrinks
 FIRST_WARM_UP_S: Final = 30.0
+BLOCKED_S: Final = 300.0  # after a replica found no room: until one is asked for again
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +69,28 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """wants: what was asked for over the last window, oldest first."""
+    """wants: what was asked for over the last window, oldest first.
+
+    blocked_at_s, blocked_because: when a replica last came up nowhere, and why.
+    """
 
     wants: tuple[tuple[float, int], ...] = ()
     changed_at_s: float = -math.inf
     asked_at_s: float = -math.inf
     num_missed_in_row: int = 0
+    blocked_at_s: float = -math.inf
+    blocked_because: str = ""
+
+    def is_blocked(self, now_s: float) -> bool:
+        return now_s - self.blocked_at_s < BLOCKED_S
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleInput:
     """want: None when it is not known. complaint: objectives are missed and nothing faster helps.
 
-    is_certain: everything that counts for shrinking was read this tick.
+    is_certain: everything that counts for shrinking was read this tick. stuck: reasons of replicas
+    that start and never will be ready, one each.
     """
 
     bounds: Bounds
@@ -93,6 +103,7 @@ class ScaleInput:
     warm_up_s: float
     state: ScaleState
     now_s: float
+    stuck: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +158,18 @@ def scale(given: ScaleInput) -> Scale:
         return _changed(given, state, kept, f"bounds of the spec, {bounds.min} to {bounds.max}")
     if not given.is_managed:
         return Scale(count, "autoscaling is Off", state)
+    if given.stuck:
+        state = replace(state, blocked_at_s=given.now_s, blocked_because=given.stuck[0])
+        kept = bounds.clamp(count - len(given.stuck))
+        return _changed(given, state, kept, f"withdrawn: {given.stuck[0]}")
     want = given.want
-    if want is not None and want.count > count:
+    if want is not None and (kept := _without_pending(given, want)) < count:
+        return _changed(given, state, kept, f"{want.reason}; those that start are too many")
+    is_blocked = state.is_blocked(given.now_s)
+    if want is not None and want.count > count and not is_blocked:
         target = bounds.clamp(min(want.count, 2 * count + 1))
         return _changed(given, state, target, want.reason)
-    if given.complaint and _may_ask(given, state):
+    if given.complaint and not is_blocked and _may_ask(given, state):
         asked = replace(state, asked_at_s=given.now_s)
         return _changed(given, asked, bounds.clamp(count + 1), given.complaint)
     if want is not None and _may_shrink(given, state, want):
@@ -193,6 +211,14 @@ def _remember(given: ScaleInput) -> ScaleState:
     while len(wants) > 1 and wants[1][0] <= now_s - given.window_s:
         wants = wants[1:]
     return replace(state, wants=wants, num_missed_in_row=missed)
+
+
+def _without_pending(given: ScaleInput, want: Want) -> int:
+    """What is left when replicas that serve nobody yet are called off; no window is waited for."""
+    supply = given.supply
+    if not supply.num_pending or not want.fits_fewer or want.count >= supply.count:
+        return supply.count
+    return given.bounds.clamp(max(want.count, supply.num_ready))
 
 
 def _changed(given: ScaleInput, state: ScaleState, count: int, reason: str) -> Scale:

@@ -8,14 +8,14 @@ of this tick are known: replicas are the last lever.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from chairlift_operator import law
-from chairlift_operator.decisions import BLIND, Decision, ReplicaReport, SetReplicas
-from chairlift_operator.memory import Memory, ReplicaMemory, ScalingMemory
+from chairlift_operator.decisions import Decision, ReplicaReport, SetReplicas
+from chairlift_operator.memory import Memory, ScalingMemory
 from chairlift_operator.replica_law import (
     FILL,
     KEPT_FILL,
@@ -23,7 +23,6 @@ from chairlift_operator.replica_law import (
     KV_FILL,
     Scale,
     ScaleInput,
-    Supply,
     Want,
     allot,
     forecast,
@@ -31,7 +30,8 @@ from chairlift_operator.replica_law import (
     rounded_up,
     scale,
 )
-from chairlift_operator.snapshot import Phase, ReplicaSnapshot, Snapshot
+from chairlift_operator.scaling_view import ScalingView
+from chairlift_operator.snapshot import Phase, Snapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.windows import ObjectiveKey, attainment
 from chairlift_operator.workload import Workload, batch_work_per_s, rate_per_replica
@@ -53,41 +53,6 @@ class ScalingPlan:
     crowded: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A tick as this module's functions see it. settled: no policy moves in it."""
-
-    pool: InferencePool
-    snapshot: Snapshot
-    memory: Memory
-    reports: Sequence[ReplicaReport]
-    now_s: float
-    settled: bool
-
-    def seen(self, request_class: RequestClass) -> list[ReplicaSnapshot]:
-        return [r for r in self.snapshot.replicas if r.request_class is request_class]
-
-    def supply(self, request_class: RequestClass) -> Supply:
-        seen = self.seen(request_class)
-        ready = sum(r.is_supply and r.ready for r in seen)
-        pending = sum(r.is_pending for r in seen)
-        return Supply(ready, pending, len(seen) - ready - pending)
-
-    def serving(self, request_class: RequestClass) -> dict[str, ReplicaMemory]:
-        replicas = self.memory.replicas
-        return {
-            r.name: replicas[r.name]
-            for r in self.seen(request_class)
-            if r.phase is Phase.SERVING and r.name in replicas
-        }
-
-    def is_certain(self, request_class: RequestClass) -> bool:
-        seen_well = {r.name for r in self.reports if r.health not in BLIND}
-        return self.memory.scaling.arrivals.is_fresh(self.now_s) and all(
-            r.name in seen_well for r in self.seen(request_class) if r.is_supply
-        )
-
-
 def plan_replicas(
     pool: InferencePool,
     snapshot: Snapshot,
@@ -97,14 +62,16 @@ def plan_replicas(
 ) -> ScalingPlan:
     now_s = snapshot.taken_at_s
     memory = replace(memory, scaling=_observed(memory.scaling, snapshot))
-    view = _View(pool, snapshot, memory, reports, now_s, settled)
+    view = ScalingView(pool, snapshot, memory, reports, now_s, settled)
     scales = {c: scale(_input(view, c)) for c in (INTERACTIVE, BATCH)}
     supplies = (view.supply(INTERACTIVE), view.supply(BATCH))
+    if pool.spec.autoscaling.mode == "External":
+        return _external(view, scales)
     granted = allot(
-        pool.spec.num_replicas,
+        pool.spec.num_replicas - snapshot.num_reserved,
         (scales[INTERACTIVE].count, scales[BATCH].count),
         supplies,
-        pool.spec.replicas(BATCH).min,
+        max(0, pool.spec.replicas(BATCH).min - snapshot.num_reserved),  # batch work yields first
     )
     counts = {INTERACTIVE: granted.interactive, BATCH: granted.batch}
     enforces = pool.spec.mode == "Enforce"
@@ -129,6 +96,20 @@ def plan_replicas(
     return ScalingPlan(tuple(actions), tuple(decisions), scaling, crowded)
 
 
+def _external(view: ScalingView, scales: Mapping[RequestClass, Scale]) -> ScalingPlan:
+    """Somebody else scales: nothing is done, and an excess is said."""
+    states = MappingProxyType({c: outcome.state for c, outcome in scales.items()})
+    memory = replace(view.memory.scaling, states=states)
+    num_held, limit = len(view.snapshot.replicas), view.pool.spec.num_replicas
+    excess = None
+    if num_held > limit:
+        excess = (
+            f"{num_held} replicas run and capacity.replicas allows {limit}: lower the external "
+            "autoscaler's maximum or raise capacity.replicas"
+        )
+    return ScalingPlan((), (), memory, excess)
+
+
 def _observed(scaling: ScalingMemory, snapshot: Snapshot) -> ScalingMemory:
     """Take in arrivals, and how long replicas took to become ready."""
     now_s, starting, warm_up_s = snapshot.taken_at_s, {}, scaling.warm_up_s
@@ -146,7 +127,7 @@ def _observed(scaling: ScalingMemory, snapshot: Snapshot) -> ScalingMemory:
     )
 
 
-def _input(view: _View, request_class: RequestClass) -> ScaleInput:
+def _input(view: ScalingView, request_class: RequestClass) -> ScaleInput:
     spec, scaling = view.pool.spec, view.memory.scaling
     is_interactive = request_class is INTERACTIVE
     return ScaleInput(
@@ -160,10 +141,11 @@ def _input(view: _View, request_class: RequestClass) -> ScaleInput:
         warm_up_s=scaling.warm_up_s,
         state=scaling.of(request_class),
         now_s=view.now_s,
+        stuck=tuple(f"{r.name}: {r.stuck}" for r in view.seen(request_class) if r.stuck),
     )
 
 
-def _interactive_want(view: _View) -> Want | None:
+def _interactive_want(view: ScalingView) -> Want | None:
     arrivals, now_s = view.memory.scaling.arrivals, view.now_s
     rate = arrivals.rate_per_s(INTERACTIVE, now_s)
     if rate is None:
@@ -197,13 +179,13 @@ def _interactive_want(view: _View) -> Want | None:
     )
 
 
-def _interactive_rate(view: _View) -> float | None:
+def _interactive_rate(view: ScalingView) -> float | None:
     target_s = law.MARGIN * view.pool.spec.interactive.slo.inter_token_latency.threshold_s
     batch_max = view.pool.spec.interactive.batch_size.max
     return rate_per_replica(INTERACTIVE, view.serving(INTERACTIVE), target_s, batch_max)
 
 
-def _batch_want(view: _View) -> Want | None:
+def _batch_want(view: ScalingView) -> Want | None:
     """Enough to start every queued item before it has waited too long."""
     arrivals, batch = view.memory.scaling.arrivals, view.pool.spec.batch
     if batch is None:
@@ -236,7 +218,7 @@ def _batch_want(view: _View) -> Want | None:
     return Want(max(1, busy, rounded_up(need, view.supply(BATCH))), reason)
 
 
-def _complaint(view: _View) -> str | None:
+def _complaint(view: ScalingView) -> str | None:
     """First tokens come late, requests queue, and no faster lever is left."""
     objective = view.pool.spec.interactive.slo.time_to_first_token
     serving = view.serving(INTERACTIVE)
@@ -257,7 +239,7 @@ def _complaint(view: _View) -> str | None:
 
 
 def _action(
-    view: _View, request_class: RequestClass, count: int, own: Scale, interactive: Scale
+    view: ScalingView, request_class: RequestClass, count: int, own: Scale, interactive: Scale
 ) -> SetReplicas | None:
     supply = view.supply(request_class)
     if count == supply.count:
@@ -271,7 +253,7 @@ def _action(
     return SetReplicas(request_class, count, victims, reason, timeout_s)
 
 
-def _victims(view: _View, request_class: RequestClass) -> list[str]:
+def _victims(view: ScalingView, request_class: RequestClass) -> list[str]:
     """Who goes first: those not yet ready, then the least busy, then the youngest by name."""
     busy = {r.name: (r.num_running or 0.0) + (r.num_waiting or 0.0) for r in view.reports}
     candidates = [r for r in view.seen(request_class) if r.is_supply]
@@ -279,9 +261,11 @@ def _victims(view: _View, request_class: RequestClass) -> list[str]:
     return [r.name for r in sorted(youngest, key=lambda r: (r.ready, busy.get(r.name, 0.0)))]
 
 
-def _crowded(view: _View, wish: Scale) -> str | None:
+def _crowded(view: ScalingView, wish: Scale) -> str | None:
     supply = view.supply(INTERACTIVE)
     want = _interactive_want(view)
+    if wish.state.is_blocked(view.now_s):
+        return wish.state.blocked_because
     limit = min(view.pool.spec.replicas(INTERACTIVE).max, view.pool.spec.num_replicas)
     if want is None or want.count <= limit or supply.count < limit:
         return None

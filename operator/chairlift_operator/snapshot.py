@@ -63,7 +63,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
-    """One engine. Where `sample` or `policy` is None, the failure beside it says why."""
+    """One engine. Where `sample` or `policy` is None, the failure beside it says why.
+
+    detail: how far a starting one is. stuck: why it never will be, past its deadline.
+    """
 
     name: str
     ready: bool
@@ -74,6 +77,8 @@ class ReplicaSnapshot:
     policy: PolicyReadback | None = None
     policy_failure: str | None = None
     phase: Phase = Phase.SERVING
+    detail: str | None = None
+    stuck: str | None = None
 
     @property
     def is_supply(self) -> bool:
@@ -95,7 +100,10 @@ class GatewaySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
+    """num_reserved: replicas of the capacity that something else needs meanwhile."""
+
     pool: str
     taken_at_s: float
     replicas: tuple[ReplicaSnapshot, ...]
     gateway: GatewaySnapshot = GatewaySnapshot()
+    num_reserved: int = 0

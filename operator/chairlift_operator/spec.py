@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, Strict
 
+from chairlift_operator.spec_pods import Gateway
 from chairlift_operator.spec_runtime import Model, Runtime
 from chairlift_operator.spec_values import (
     BLOCK_TOKENS,
@@ -23,6 +24,7 @@ from chairlift_operator.spec_values import (
     Duration,
     Name,
     Number,
+    PoolName,
     at_least,
     format_duration,
 )
@@ -38,7 +40,7 @@ BATCH_STEP_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Metadata:
     __pydantic_config__ = SPEC_CONFIG
-    name: Name
+    name: PoolName
     namespace: Name = "default"
 
 
@@ -176,22 +178,24 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class CapacityLimit:
-    """Engines that both classes together may hold."""
+    """Engines that both classes together may hold, and how many more while one is replaced."""
 
     __pydantic_config__ = SPEC_CONFIG
     replicas: Count
+    surge: CountOrNone = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """mode Off: the numbers of replicas stay as they are, within their bounds.
+    """mode Off: the numbers of replicas stay as they are, within their bounds. External: somebody
+    else sets them.
 
     scale_down_window_s: demand of so long a time must fit fewer replicas. drain_timeout_s: how long
     the requests of a replica that goes may still run.
     """
 
     __pydantic_config__ = SPEC_CONFIG
-    mode: Literal["Managed", "Off"] = "Managed"
+    mode: Literal["Managed", "External", "Off"] = "Managed"
     scale_down_window_s: Annotated[Duration, at_least("15s"), Field(alias="scaleDownWindow")] = (
         300.0
     )
@@ -223,6 +227,7 @@ class PoolSpec:
     batch: Batch | None = None
     capacity: CapacityLimit | None = None
     autoscaling: Autoscaling = Autoscaling()
+    gateway: Gateway = Gateway()
     metrics: Metrics = Metrics()
     mode: Literal["Enforce", "Recommend"] = "Enforce"
 

@@ -24,7 +24,7 @@ from chairlift_operator.plain_yaml import NotYaml, read_yaml
 from chairlift_operator.spec import API_VERSION, KIND, InferencePool
 
 _ADAPTER: TypeAdapter[InferencePool] = TypeAdapter(InferencePool)
-_TAGS = frozenset({"named", "costs"})  # of the profile union; not part of the user's path
+_TAGS = frozenset({"named", "file", "costs"})  # of the profile union; not part of the user's path
 _SHORT = reprlib.Repr()  # of what a user gave: never the whole of a huge or endless value
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
 

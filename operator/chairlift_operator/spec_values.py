@@ -6,19 +6,22 @@ Each says in one sentence what it takes. Used by `spec`, which puts them togethe
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     Strict,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 BLOCK_TOKENS: Final = 16
 SPEC_CONFIG = ConfigDict(extra="forbid", alias_generator=to_camel)
@@ -32,7 +35,36 @@ _UNITS_S = {
 }
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|ms|s|m|h))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h)")
+# Its children's names, which end with -interactive and the like, must fit too.
+_POOL_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # types are compared by what annotates them
+class Check:
+    """A rule of a value, and what the CRD's schema says of it where it can.
+
+    is_first: it reads what the user wrote, rather than the value made of that.
+    """
+
+    check: Callable[[Any], Any]
+    schema: Mapping[str, Any]
+    is_first: bool = False
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        wrap = (
+            core_schema.no_info_before_validator_function
+            if self.is_first
+            else core_schema.no_info_after_validator_function
+        )
+        return wrap(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**handler(schema), **self.schema}
 
 
 def parse_duration(value: object) -> float:
@@ -53,16 +85,16 @@ def format_duration(duration_s: float) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
 
 
-def matching(pattern: re.Pattern[str], demand: str) -> BeforeValidator:
+def matching(pattern: re.Pattern[str], demand: str) -> Check:
     def check(value: object) -> object:
         if not isinstance(value, str) or not pattern.fullmatch(value):
             raise ValueError(demand)
         return value
 
-    return BeforeValidator(check)
+    return Check(check, {"pattern": f"^(?:{pattern.pattern})$"}, is_first=True)
 
 
-def at_least(least: str) -> AfterValidator:
+def at_least(least: str) -> Check:
     least_s = parse_duration(least)
 
     def check(duration_s: float) -> float:
@@ -70,10 +102,18 @@ def at_least(least: str) -> AfterValidator:
             raise ValueError(f"must be at least {least}")
         return duration_s
 
-    return AfterValidator(check)
+    rules = [
+        *_DURATION_RULES,
+        duration_rule(f">= duration('{least}')", f"must be at least {least}"),
+    ]
+    return Check(check, {"x-kubernetes-validations": rules})
 
 
-def printable(max_characters: int) -> AfterValidator:
+def duration_rule(comparison: str, demand: str) -> dict[str, str]:
+    return {"rule": f"duration(self) {comparison}", "message": demand}
+
+
+def printable(max_characters: int) -> Check:
     """Text that can be a label, a log line and a command's argument."""
 
     def check(text: str) -> str:
@@ -83,17 +123,34 @@ def printable(max_characters: int) -> AfterValidator:
             raise ValueError("must not begin with '-', nor begin or end with a blank")
         return text
 
-    return AfterValidator(check)
+    return Check(check, {"minLength": 1, "maxLength": max_characters})
 
 
+_DURATION_RULES = [duration_rule("<= duration('24h')", "must be at most 24h")]
+_DURATION_SCHEMA: Mapping[str, Any] = {
+    "type": "string",
+    "pattern": f"^{_DURATION.pattern}$",
+    "maxLength": 32,
+    "x-kubernetes-validations": _DURATION_RULES,
+}
 LARGEST_COUNT: Final = 1_000_000
-Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
+Duration = Annotated[
+    float,
+    Check(parse_duration, _DURATION_SCHEMA, is_first=True),
+    PlainSerializer(format_duration),
+]
 Number = Annotated[float, Strict()]  # neither text nor true
 Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST_COUNT)]
 CountOrNone = Annotated[int, Strict(), Field(ge=0, le=LARGEST_COUNT)]
 Name = Annotated[
     str,
     matching(_NAME, "must be 1 to 63 lower-case letters, digits or '-', letter or digit at ends"),
+]
+PoolName = Annotated[
+    str,
+    matching(
+        _POOL_NAME, "must be 1 to 40 lower-case letters, digits or '-', letter or digit at ends"
+    ),
 ]
 
 

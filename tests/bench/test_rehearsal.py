@@ -12,7 +12,7 @@ from chairlift_bench.arrivals import Arrival, read_arrivals, with_lengths_divide
 from chairlift_bench.rehearsal import Backlog, Rehearsal, static_policy
 from chairlift_bench.rush_load import Candidate, RushLoad, best_static, good_share, rush_load
 from chairlift_bench.rush_run import RunKind, settings_of
-from chairlift_cli.local import read_pool
+from chairlift_cli.pool_file import read_pool
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.step_time import StepCosts
 

@@ -18,4 +18,4 @@ def test_tenants_find_each_others_prompts_only_where_the_pool_says_so(
         text = pool_text().replace("  runtime:\n", "  runtime:\n" + runtime)
         engine = EngineProcess("engine-0", parse_pool(text), RunDir(tmp_path))
         options = parser().parse_args(engine._command()[5:])
-        assert options.share_prefixes is shared
+        assert options.share_prefixes == ("yes" if shared else "no")

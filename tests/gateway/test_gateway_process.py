@@ -174,9 +174,13 @@ def test_what_is_not_given_has_the_default_of_the_config(arguments: list[str]) -
     assert parsed == expected
 
 
-def test_both_files_must_be_named() -> None:
-    with pytest.raises(ConfigError, match="--endpoints-file, --internal-token-file"):
-        parse_config([])
+def test_token_and_a_source_of_replicas_must_be_named(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="required: --internal-token-file"):
+        parse_config(arguments[:2])
+    with pytest.raises(ConfigError, match="--endpoints-file --kubernetes-pool is required"):
+        parse_config(arguments[2:])
+    with pytest.raises(ConfigError, match="not allowed with argument --endpoints-file"):
+        parse_config([*arguments, "--kubernetes-pool", "team/chat"])
 
 
 def test_batch_keys_are_known_by_their_digest(arguments: list[str]) -> None:

@@ -151,7 +151,7 @@ def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_repli
         (MINIMAL.replace("cache://m", "s3://m"), "spec.model.source: must look like hf://"),
         (MINIMAL.replace("v1alpha1", "v2"), "apiVersion: is 'chairlift.dev/v2': this version take"),
         (MINIMAL.replace("kind: InferencePool\n", ""), "kind: is missing: add 'kind: Inference"),
-        (MINIMAL.replace("chat", "Chat"), "metadata.name: must be 1 to 63 lower-case letters"),
+        (MINIMAL.replace("chat", "Chat"), "metadata.name: must be 1 to 40 lower-case letters"),
         (MINIMAL + "---" + MINIMAL, "holds 2 documents: give exactly one InferencePool."),
         ("", "holds 0 documents"),
         ("- a\n", "holds a list: give an object"),

@@ -1,0 +1,104 @@
+"""`chairlift explain`: a pool's decisions in words, from its status or from a journal.
+
+The cluster is asked by kubectl, which knows how this user logs in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError
+from chairlift_operator.explaining import inputs_of
+from chairlift_operator.journal import JournalError, replay
+
+Json = dict[str, Any]
+RESOURCE: Final = "inferencepools.chairlift.dev"
+KUBECTL_S: Final = 30.0
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    if args.journal is not None:
+        lines = _from_journal(args.journal)
+    elif args.pool is not None:
+        lines = _from_status(args.pool, _ask_kubectl(args.pool, args.namespace))
+    else:
+        raise CliError("explain: name a pool, or a journal by --journal FILE")
+    for line in lines:
+        print(line)
+    return 0
+
+
+def _from_journal(path: Path) -> Iterator[str]:
+    told = False
+    try:
+        for step in replay(path):
+            for decision in step.recorded.decisions:
+                told = True
+                at = datetime.fromtimestamp(decision.at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                inputs = inputs_of(decision, step.plan.replicas)
+                yield from _decision(
+                    at, decision.replica, decision.sentence, inputs, decision.enforced
+                )
+    except JournalError as error:
+        raise CliError(f"--journal: {error}") from error
+    if not told:
+        yield "No decision was made."
+
+
+def _from_status(pool: str, body: Json) -> Iterator[str]:
+    status: Json = body.get("status") or {}
+    if not status:
+        yield f"{pool}: no operator has looked at it yet; is one running, and for its namespace?"
+        return
+    yield f"{pool}: objectives {str(status.get('slo', 'Unknown')).lower()}"
+    for name in ("interactive", "batch"):
+        if known := status.get(name):
+            knobs = {"batch size": known.get("batchSize"), "step tokens": known.get("stepTokens")}
+            told = [f"{k} {v}" for k, v in knobs.items() if v is not None]
+            yield "  " + ", ".join([f"{name}: {known.get('replicas')} replicas ready", *told])
+    if status.get("progress"):
+        yield f"  under way: {status['progress']}"
+    for condition in status.get("conditions", ()):
+        yield f"  {condition['type']} {condition['status']}: {condition['message']}"
+    decisions = status.get("decisions", ())
+    yield "Decisions, newest last:" if decisions else "No decision was made."
+    for known in decisions:
+        yield from _decision(
+            known["at"],
+            known["target"],
+            known["sentence"],
+            known.get("inputs", {}),
+            known.get("enforced", True),
+        )
+
+
+def _decision(
+    at: str, target: str, sentence: str, inputs: Mapping[str, str], enforced: bool
+) -> Iterator[str]:
+    advice = "" if enforced else " (advice only: mode is Recommend)"
+    yield f"{at} {target}: {sentence}{advice}"
+    if inputs:
+        yield "    measured: " + ", ".join(f"{name} {value}" for name, value in inputs.items())
+
+
+def _ask_kubectl(pool: str, namespace: str | None) -> Json:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        raise CliError("explain: kubectl is not in PATH; install it, or read a --journal")
+    command = [kubectl, "get", RESOURCE, pool, "-o", "json"]
+    command += ["-n", namespace] if namespace else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=KUBECTL_S)
+    except subprocess.TimeoutExpired as error:
+        raise CliError("explain: kubectl did not answer", FAILURE_EXIT_CODE) from error
+    if done.returncode != 0:
+        raise CliError(f"explain: {done.stderr.strip()}", FAILURE_EXIT_CODE)
+    body: Json = json.loads(done.stdout)
+    return body

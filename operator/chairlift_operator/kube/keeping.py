@@ -1,0 +1,187 @@
+"""What a pool must not lose: its tokens, its last good policies, its step-time model.
+
+The tokens are made once. New pods start from the policies; another leader starts from the model.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from chairlift_operator.kube import names
+from chairlift_operator.kube.api import Api, ApiError
+from chairlift_operator.kube.children import Owner, owned
+from chairlift_operator.kube.objects import PoolObjects
+from chairlift_operator.kube.paths import CONFIG_MAP, SECRET, path_of
+from chairlift_operator.kube.tending import Foreign
+from chairlift_operator.memory import Memory
+from chairlift_operator.policy_plan import first_policy
+from chairlift_operator.spec import InferencePool
+from chairlift_operator.step_time import StepCosts
+from chairlift_protocol.policy import Policy, PolicyError
+from chairlift_protocol.wire import RequestClass
+
+Json = dict[str, Any]
+KEEP_EVERY_S: Final = 60.0
+_MODEL_CHANGE: Final = 0.2  # smaller ones are noise, and not worth a write
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    admin: str
+
+
+async def ensure_tokens(api: Api, pool: InferencePool, owner: Owner) -> Tokens:
+    """Made by the first who comes: a Secret is created once, and another's is left alone."""
+    name = names.tokens(pool.name)
+    path = SECRET.path(pool.namespace, name)
+    found = await api.find(path)
+    if found is None:
+        try:
+            folder = SECRET.path(pool.namespace)
+            found = await api.create(folder, _secret(pool, owner), names.FIELD_MANAGER)
+        except ApiError as error:
+            if not error.is_conflict:
+                raise
+            found = await api.get(path)
+    theirs = found["metadata"].get("annotations", {}).get(names.OPERATOR_ANNOTATION)
+    if theirs != owner.operator:
+        raise Foreign(
+            f"Secret {pool.namespace}/{name} belongs to {theirs or 'somebody else'}, this operator "
+            f"is {owner.operator}: it leaves this pool alone",
+            is_operator=theirs is not None,
+        )
+    admin = found.get("data", {}).get(names.ADMIN_TOKEN_KEY)
+    if not admin:
+        raise Foreign(
+            f"Secret {pool.namespace}/{name} holds no {names.ADMIN_TOKEN_KEY}: delete it, and a "
+            "new one is made"
+        )
+    return Tokens(base64.b64decode(admin).decode())
+
+
+def _secret(pool: InferencePool, owner: Owner) -> Json:
+    keys = (names.ADMIN_TOKEN_KEY, names.INTERNAL_TOKEN_KEY)
+    return owned(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": names.tokens(pool.name)},
+            "type": "Opaque",
+            "stringData": {key: secrets.token_urlsafe(32) for key in keys},
+        },
+        pool,
+        owner,
+    )
+
+
+class Keeper:
+    """The ConfigMap of policies and model: read once, written when it is worth it."""
+
+    def __init__(
+        self, objects: PoolObjects, api: Api, owner: Owner, now_s: Callable[[], float]
+    ) -> None:
+        self._objects = objects
+        self._api = api
+        self._owner = owner
+        self._now_s = now_s
+        self._written_at_s = -math.inf
+
+    def prior(self) -> StepCosts | None:
+        """The model as an earlier leader knew it."""
+        try:
+            return StepCosts(**json.loads(self._data()[names.COSTS_KEY]))
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    async def keep(self, pool: InferencePool, memory: Memory | None) -> None:
+        """memory: None before the first plan."""
+        data = {names.policy_key(c): self._policy(pool, c, memory) for c in RequestClass}
+        costs = _costs(memory) if memory else None
+        before = self.prior()
+        if costs is not None and (before is None or _differ(before, costs)):
+            data[names.COSTS_KEY] = json.dumps(asdict(costs))
+        elif names.COSTS_KEY in self._data():
+            data[names.COSTS_KEY] = self._data()[names.COSTS_KEY]
+        if data == self._data():
+            return
+        is_due = self._now_s() - self._written_at_s >= KEEP_EVERY_S
+        if self._must_write(pool) or is_due:
+            await self._write(pool, data)
+
+    def _must_write(self, pool: InferencePool) -> bool:
+        """Engines would not start with what is there."""
+        for request_class in RequestClass:
+            kept = self._kept(request_class)
+            if kept is None or kept != _within(pool, request_class, kept):
+                return True
+        return False
+
+    def _policy(self, pool: InferencePool, c: RequestClass, memory: Memory | None) -> str:
+        good = _last_good(memory, c) if memory else None
+        policy = good or self._kept(c) or first_policy(pool, c)
+        return json.dumps(_within(pool, c, policy).to_json(), sort_keys=True)
+
+    def _kept(self, request_class: RequestClass) -> Policy | None:
+        try:
+            return Policy.from_json(json.loads(self._data()[names.policy_key(request_class)]))
+        except (KeyError, ValueError, PolicyError):
+            return None
+
+    def _data(self) -> Mapping[str, str]:
+        name = names.policies(self._objects.key[1])
+        live = self._objects.child(CONFIG_MAP.name, name)
+        data: Mapping[str, str] = (live or {}).get("data") or {}
+        return data
+
+    async def _write(self, pool: InferencePool, data: Mapping[str, str]) -> None:
+        metadata = {"name": names.policies(pool.name)}
+        body = {"apiVersion": "v1", "kind": CONFIG_MAP.name, "metadata": metadata, "data": data}
+        manifest = owned(body, pool, self._owner)
+        self._objects.note(await self._api.apply(path_of(manifest), manifest, names.FIELD_MANAGER))
+        self._written_at_s = self._now_s()
+
+
+def _within(pool: InferencePool, request_class: RequestClass, policy: Policy) -> Policy:
+    """An engine refuses to start with more than it reserved memory for."""
+    aims = pool.spec.aims(request_class)
+    step_tokens = aims.step_tokens.clamp(policy.step_tokens)
+    return replace(
+        policy,
+        batch_size=aims.batch_size.clamp(policy.batch_size),
+        step_tokens=step_tokens,
+        chunk_tokens=min(policy.chunk_tokens, step_tokens),
+    )
+
+
+def _last_good(memory: Memory, request_class: RequestClass) -> Policy | None:
+    """The most cautious of what served within the objectives and was read back."""
+    good = [
+        replace(
+            known.wanted,
+            batch_size=known.last_good.batch_size,
+            step_tokens=known.last_good.step_tokens,
+            chunk_tokens=known.last_good.step_tokens,
+        )
+        for known in memory.replicas.values()
+        if known.request_class is request_class
+        and known.wanted is not None
+        and known.last_good is not None
+        and known.num_unverified == 0
+    ]
+    return min(good, key=lambda p: (p.step_tokens, p.batch_size, p.generation), default=None)
+
+
+def _costs(memory: Memory) -> StepCosts | None:
+    known = [r.model.costs for r in memory.replicas.values() if r.model.costs is not None]
+    return known[0] if known else None
+
+
+def _differ(before: StepCosts, after: StepCosts) -> bool:
+    pairs = zip(asdict(before).values(), asdict(after).values(), strict=True)
+    return any(abs(a - b) > _MODEL_CHANGE * max(abs(b), 1e-12) for b, a in pairs)

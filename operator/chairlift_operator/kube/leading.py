@@ -1,0 +1,210 @@
+"""The operator's one loop: every pool ticked on the grid, changed ones looked at in between.
+
+Runs in each replica and acts in the one that leads; a standby keeps its watches warm, so that it
+goes on at once. Fed by Kopf's index; knows nothing else of Kopf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import aiohttp
+
+from chairlift_operator.control_loop import AnchoredClock
+from chairlift_operator.kube.access import read_access
+from chairlift_operator.kube.api import Api, ApiError
+from chairlift_operator.kube.lease import Lease
+from chairlift_operator.kube.names import LEASE_NAME
+from chairlift_operator.kube.objects import Stores
+from chairlift_operator.kube.operator_metrics import OperatorMetrics
+from chairlift_operator.kube.paths import CHILD_KINDS, POD, POOL, Kind
+from chairlift_operator.kube.pool_controller import PoolController, Tools
+from chairlift_operator.kube.settings import (
+    NUM_CONCURRENT_POOLS,
+    NUM_TURNS,
+    RESYNC_S,
+    TICK_S,
+    Settings,
+)
+from chairlift_operator.kube.watching import PoolKey, Reflector, Store
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+Pools = Mapping[PoolKey, Json]
+_SETTLE_S = 0.2  # changes come in flurries: one look at the pool for all of them
+
+
+class Operator:
+    """pools: asked for all InferencePools as they are now, by namespace and name."""
+
+    def __init__(self, settings: Settings, pools: Callable[[], Pools]) -> None:
+        self._settings = settings
+        self._pools = pools
+        self._changed: dict[PoolKey, float] = {}
+        self._woken = asyncio.Event()
+        self._controllers: dict[PoolKey, PoolController] = {}
+        self._gone: frozenset[PoolKey] = frozenset()
+        self._busy: set[PoolKey] = set()
+        self._slots = asyncio.Semaphore(NUM_CONCURRENT_POOLS)
+        self.metrics = OperatorMetrics()
+        self.lease: Lease | None = None
+        self.is_synced = False
+        self.turned_at_s = time.monotonic()
+
+    def wake(self, key: PoolKey) -> None:
+        """Something of this pool changed."""
+        self._changed.setdefault(key, time.monotonic())
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled; then a standby may lead at once."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            api = Api(session, read_access, on_call=self.metrics.count_call)
+            await api.list(POOL.path(self._first_namespace()))  # or there is nothing to do here
+            lease = self.lease = Lease(
+                api, self._settings.namespace, LEASE_NAME, self._settings.identity
+            )
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    stores, reflectors = self._reflect(api)
+                    for work in (*(r.run() for r in reflectors), lease.run()):
+                        tasks.create_task(work)
+                    tasks.create_task(self._resync(api))
+                    await asyncio.gather(*(r.is_synced.wait() for r in reflectors))
+                    self.is_synced = True
+                    tools = Tools(
+                        api.guarded_by(lease.is_held),
+                        session,
+                        stores,
+                        self._settings,
+                        AnchoredClock(),
+                        self.metrics.count_plan,
+                    )
+                    await self._lead(lease, tools, tasks)
+            finally:
+                with contextlib.suppress(ApiError):  # a standby waits for the lease to run out
+                    await lease.release()
+
+    async def _lead(self, lease: Lease, tools: Tools, tasks: asyncio.TaskGroup) -> None:
+        due_s = time.monotonic()
+        term = turn = 0
+        while True:
+            is_leading = lease.is_held()
+            self.turned_at_s = time.monotonic()
+            self.metrics.leading.set(is_leading)
+            if not is_leading or lease.term != term:
+                self._controllers.clear()  # what they know is of another term
+                term = lease.term
+            if is_leading and time.monotonic() >= due_s:
+                due_s = max(due_s + TICK_S / NUM_TURNS, time.monotonic())
+                turn = (turn + 1) % NUM_TURNS
+                whose = [key for key in self._known() if _turn_of(key) == turn]
+                self._begin(whose, "tick", tools, term, tasks)
+            elif is_leading:
+                self._begin(self._take_changed(), "change", tools, term, tasks)
+            await self._wait(due_s if is_leading else time.monotonic() + 1.0)
+
+    async def _wait(self, until_s: float) -> None:
+        self._woken.clear()
+        left_s = max(0.0, until_s - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s):
+                await self._woken.wait()
+                await asyncio.sleep(_SETTLE_S)
+        except TimeoutError:
+            return
+
+    def _known(self) -> list[PoolKey]:
+        known = [key for key in self._pools() if key not in self._gone and self._is_ours(key)]
+        for key in set(self._controllers) - set(known):
+            del self._controllers[key]
+        self.metrics.pools.set(len(known))
+        return known
+
+    def _take_changed(self) -> list[PoolKey]:
+        changed, self._changed = self._changed, {}
+        now_s, known = time.monotonic(), self._pools()
+        for since_s in changed.values():
+            self.metrics.queue_age_s.observe(now_s - since_s)
+        return [key for key in changed if key in known and self._is_ours(key)]
+
+    def _begin(
+        self,
+        keys: Iterable[PoolKey],
+        kind: str,
+        tools: Tools,
+        term: int,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        for key in keys:
+            if key not in self._busy:  # one that takes longer than a tick misses the next
+                self._busy.add(key)
+                tasks.create_task(self._turn(key, kind, tools, term))
+            elif kind == "change":
+                self._changed.setdefault(key, time.monotonic())
+
+    async def _turn(self, key: PoolKey, kind: str, tools: Tools, term: int) -> None:
+        try:
+            async with self._slots:
+                body = self._pools().get(key)
+                if body is None or body["metadata"].get("deletionTimestamp"):
+                    return
+                controller = self._controllers.get(key)
+                if controller is None or controller.uid != body["metadata"]["uid"]:
+                    controller = self._controllers[key] = PoolController(body, term, tools)
+                with self.metrics.reconcile_s.labels(kind).time():
+                    await (controller.tick if kind == "tick" else controller.reconcile)(body)
+        except Exception:
+            self.metrics.failures.inc()
+            logger.exception("%s/%s: this turn failed", *key)
+        finally:
+            self._busy.discard(key)
+            if key in self._changed:
+                self._woken.set()
+
+    async def _resync(self, api: Api) -> None:
+        """A watch may have missed an end: a pool that the server does not list is gone."""
+        while True:
+            await asyncio.sleep(RESYNC_S)
+            try:
+                listed = [
+                    item
+                    for namespace in self._settings.namespaces or (None,)
+                    for item in (await api.list(POOL.path(namespace))).items
+                ]
+            except ApiError as error:
+                logger.warning("resync: %s", error)
+                continue
+            there = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in listed}
+            self._gone = frozenset(set(self._pools()) - there)
+
+    def _reflect(self, api: Api) -> tuple[Stores, list[Reflector]]:
+        pods = Store(self.wake)
+        children = {kind.name: Store(self.wake) for kind in CHILD_KINDS}
+        watched: list[tuple[Kind, Store]] = [(POD, pods)]
+        watched += [(kind, children[kind.name]) for kind in CHILD_KINDS]
+        reflectors = [
+            Reflector(api, kind, store, namespace)
+            for kind, store in watched
+            for namespace in self._settings.namespaces or (None,)
+        ]
+        return Stores(pods, children), reflectors
+
+    def _first_namespace(self) -> str | None:
+        return self._settings.namespaces[0] if self._settings.namespaces else None
+
+    def _is_ours(self, key: PoolKey) -> bool:
+        return not self._settings.namespaces or key[0] in self._settings.namespaces
+
+
+def _turn_of(key: PoolKey) -> int:
+    return zlib.crc32("/".join(key).encode()) % NUM_TURNS

@@ -1,0 +1,182 @@
+"""A pool on Kubernetes as a snapshot: pods from the watch, engines and gateways by asking them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import aiohttp
+
+from chairlift_operator.engine_client import (
+    EngineClient,
+    EngineError,
+    ReplicaEndpoint,
+    read_gateway,
+)
+from chairlift_operator.exposition import GatewayClassSample
+from chairlift_operator.kube import names
+from chairlift_operator.kube.objects import PoolObjects
+from chairlift_operator.kube.pod_view import ROLLOUT, PodView
+from chairlift_operator.observing import observe_engine
+from chairlift_operator.snapshot import GatewaySnapshot, Phase, ReplicaSnapshot, Snapshot
+from chairlift_protocol.wire import RequestClass
+
+# A pod that no node took for so long is withdrawn: autoscaled nodes take a minute or two.
+UNSCHEDULABLE_S: Final = 180.0
+
+
+class Observer:
+    """Knows which pods have once been ready: one that is slow to answer later is not a new one."""
+
+    def __init__(
+        self,
+        objects: PoolObjects,
+        session: aiohttp.ClientSession,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._objects = objects
+        self._session = session
+        self._now_s = now_s
+        self._served: set[str] = set()
+
+    def client(self, pod: PodView, admin_token: str) -> EngineClient:
+        assert pod.ip is not None
+        endpoint = ReplicaEndpoint(
+            pod.name,
+            _url(pod.ip, names.PUBLIC_PORT),
+            _url(pod.ip, names.ADMIN_PORT),
+            admin_token,
+            pod.request_class,
+            pod.mark is not None,
+        )
+        return EngineClient(self._session, endpoint)
+
+    async def observe(self, admin_token: str, num_reserved: int) -> Snapshot:
+        pods = self._objects.engines()
+        self._served &= {pod.uid for pod in pods}
+        self._served |= {pod.uid for pod in pods if pod.is_ready}
+        gateway, *replicas = await asyncio.gather(
+            self._gateways(), *(self._replica(pod, pods, admin_token) for pod in pods)
+        )
+        assert isinstance(gateway, GatewaySnapshot)
+        seen = [replica for replica in replicas if isinstance(replica, ReplicaSnapshot)]
+        return Snapshot(
+            "/".join(self._objects.key),
+            self._now_s(),
+            (*seen, *self._to_come(pods)),
+            gateway,
+            num_reserved,
+        )
+
+    async def _replica(
+        self, pod: PodView, pods: Sequence[PodView], admin_token: str
+    ) -> ReplicaSnapshot:
+        phase = self._phase(pod, pods)
+        is_asked = pod.ip is not None and pod.is_running and not pod.is_terminating
+        if phase is Phase.STARTING or not is_asked:
+            now_s = self._now_s()
+            overdue = now_s - pod.unschedulable_since_s > UNSCHEDULABLE_S
+            return ReplicaSnapshot(
+                pod.name,
+                ready=False,
+                request_class=pod.request_class,
+                phase=phase,
+                detail=progress_of(pod, now_s),
+                stuck=f"no node takes it: {pod.unschedulable}" if overdue else None,
+            )
+        client = self.client(pod, admin_token)
+        return await observe_engine(client, self._now_s, phase, pod.is_ready)
+
+    def _phase(self, pod: PodView, pods: Sequence[PodView]) -> Phase:
+        is_alone = self._objects.replicas(pod.request_class) == 1
+        if pod.is_terminating or pod.mark is not None:
+            return Phase.DRAINING
+        if is_alone and _is_superseded(pod, pods):
+            return Phase.DRAINING
+        return Phase.SERVING if pod.uid in self._served else Phase.STARTING
+
+    def _to_come(self, pods: Sequence[PodView]) -> list[ReplicaSnapshot]:
+        """Replicas that were asked for and have no pod yet; a replaced one's successor is one."""
+        to_come = []
+        for request_class in RequestClass:
+            replaced = sum(
+                pod.request_class is request_class
+                and pod.counts
+                and pod.mark is not None
+                and pod.mark.why == ROLLOUT
+                for pod in pods
+            )
+            count = self._objects.num_missing(request_class) + replaced
+            to_come += [
+                ReplicaSnapshot(
+                    f"{request_class.value}-to-come-{number}",
+                    ready=False,
+                    request_class=request_class,
+                    phase=Phase.STARTING,
+                    detail="waits for its pod",
+                )
+                for number in range(count)
+            ]
+        return to_come
+
+    async def _gateways(self) -> GatewaySnapshot:
+        """All of them together; where one cannot be read, arrivals are not known."""
+        gateways = self._objects.gateways()
+        asked = [g.ip for g in gateways if g.ip is not None and g.is_ready]
+        if not asked:
+            return GatewaySnapshot(failure="no gateway is ready")
+        try:
+            samples = await asyncio.gather(
+                *(read_gateway(self._session, _url(ip, names.GATEWAY_PORT)) for ip in asked)
+            )
+        except EngineError as error:
+            return GatewaySnapshot(failure=str(error))
+        return GatewaySnapshot(summed(samples), self._now_s())
+
+
+def summed(
+    samples: Sequence[tuple[GatewayClassSample, ...]],
+) -> tuple[GatewayClassSample, ...]:
+    """Arrivals of all gateways by class."""
+    known = {c: [s for sample in samples for s in sample if s.request_class is c] for c in
+             RequestClass}  # fmt: skip
+    return tuple(
+        GatewayClassSample(c, sum(s.num_received for s in found), sum(s.num_held for s in found))
+        for c, found in known.items()
+        if found
+    )
+
+
+def progress_of(pod: PodView, now_s: float) -> str:
+    """How far a pod is that does not serve, in words."""
+    age_s = max(0.0, now_s - pod.created_s)
+    if pod.is_terminating:
+        return "finishes its last requests"
+    if pod.unschedulable is not None:
+        return f"waits for a node: {pod.unschedulable}"
+    if pod.trouble is not None:
+        return pod.trouble
+    if not pod.is_assigned:
+        return "waits for a node"
+    if pod.is_running:
+        return f"loads the model, {age_s:.0f} s since its pod was made"
+    return f"its container is being started, {age_s:.0f} s since its pod was made"
+
+
+def _is_superseded(pod: PodView, pods: Sequence[PodView]) -> bool:
+    """The only replica of its class that is not yet gone, while its successor comes up."""
+    others = [p for p in pods if p.request_class is pod.request_class and p.counts and p is not pod]
+    return len(others) == 1 and _is_newer(others[0], pod)
+
+
+def _is_newer(one: PodView, other: PodView) -> bool:
+    return one.revision != other.revision and (one.created_s, one.name) > (
+        other.created_s,
+        other.name,
+    )
+
+
+def _url(ip: str, port: int) -> str:
+    host = f"[{ip}]" if ":" in ip else ip
+    return f"http://{host}:{port}"

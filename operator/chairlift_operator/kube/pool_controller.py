@@ -1,0 +1,218 @@
+"""One pool under one leadership: children tended, plan made and carried out, status told.
+
+`reconcile` may be called whenever something changed; `tick` on the loop's grid, since plans count
+ticks. Never both at once for one pool. A failure is told in the status and tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from chairlift_operator.cluster import ActionResult
+from chairlift_operator.control_loop import ControlLoop, Tick
+from chairlift_operator.decisions import Action
+from chairlift_operator.kube import names
+from chairlift_operator.kube.acting import Actor
+from chairlift_operator.kube.api import Api, ApiError
+from chairlift_operator.kube.children import Owner, classes_of
+from chairlift_operator.kube.keeping import Keeper, Tokens, ensure_tokens
+from chairlift_operator.kube.objects import PoolObjects, Stores
+from chairlift_operator.kube.observing import Observer
+from chairlift_operator.kube.reporting import Reporter
+from chairlift_operator.kube.rolling import Roller, RolloutState
+from chairlift_operator.kube.settings import Settings
+from chairlift_operator.kube.status import StatusInput, from_json, status_of
+from chairlift_operator.kube.tending import Foreign, Tender
+from chairlift_operator.kube.watching import PoolKey
+from chairlift_operator.memory import Memory
+from chairlift_operator.plan import Plan
+from chairlift_operator.snapshot import Snapshot
+from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_parsing import SpecError, parse_pool
+from chairlift_protocol.wire import RequestClass
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all pools share. api: writes only while this operator leads."""
+
+    api: Api
+    session: aiohttp.ClientSession
+    stores: Stores
+    settings: Settings
+    now_s: Callable[[], float]
+    on_plan: Callable[[Plan], None] = lambda made: None
+
+
+class PoolController:
+    """Implements `cluster.Cluster` for its own control loop."""
+
+    def __init__(self, body: Json, term: int, tools: Tools) -> None:
+        metadata = body["metadata"]
+        key: PoolKey = (metadata["namespace"], metadata["name"])
+        self.uid = metadata["uid"]
+        self._key, self._tools, self._term = key, tools, term
+        self._body = body
+        owner = Owner(self.uid, tools.settings.operator)
+        self._owner = owner
+        self._objects = PoolObjects(key, tools.stores)
+        self._observer = Observer(self._objects, tools.session, tools.now_s)
+        self._notes: list[tuple[str, str]] = []
+        self._actor = Actor(self._objects, self._observer, tools.api, tools.now_s, self._note)
+        self._tender = Tender(self._objects, tools.api, tools.settings, owner, self._note)
+        self._roller = Roller(self._objects, self._tender, self._actor, self._busy)
+        self._keeper = Keeper(self._objects, tools.api, owner, tools.now_s)
+        before = from_json(body.get("status"))
+        self._reporter = Reporter(tools.api, *key, self.uid, before, tools.now_s)
+        self._tokens: Tokens | None = None
+        self._loop: ControlLoop | None = None
+        self._last: Tick | None = None
+        self._trouble: str | None = None
+        self._is_anothers = False
+
+    async def reconcile(self, body: Json) -> None:
+        """Children, drains and replacements, as far as they can go now."""
+        pool = self._accepted(body)
+        if pool is not None and await self._tried(self._reconcile(pool)):
+            await self._report(None)
+        elif self._trouble is not None:
+            await self._report(None)
+
+    async def tick(self, body: Json) -> None:
+        pool = self._accepted(body)
+        if pool is None or not await self._tried(self._reconcile(pool)):
+            await self._report(None)
+            return
+        if self._loop is None:
+            memory = Memory.start(self._term, self._keeper.prior())
+            self._loop = ControlLoop(pool, self, memory)
+        self._loop.pool = pool
+        tick = self._last = await self._loop.tick()
+        self._tools.on_plan(tick.plan)
+        for decision in tick.plan.decisions:
+            told = f"{decision.replica}: {decision.sentence}"  # logged by the loop
+            self._notes.append((_event_reason(decision.field), told))
+        await self._tried(self._keeper.keep(pool, self._loop.memory))
+        await self._report(tick.plan)
+
+    async def observe(self) -> Snapshot:
+        return await self._observer.observe(self._admin_token, self._roller.state.num_reserved)
+
+    async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
+        return await self._actor.apply(actions, self._admin_token)
+
+    @property
+    def _admin_token(self) -> str:
+        assert self._tokens is not None
+        return self._tokens.admin
+
+    def _accepted(self, body: Json) -> InferencePool | None:
+        """The spec, or None with the trouble noted: a pool runs on as it was."""
+        self._body = body
+        metadata = {name: body["metadata"][name] for name in ("name", "namespace")}
+        kind = {"apiVersion": names.API_VERSION, "kind": names.KIND}
+        try:
+            pool = parse_pool({**kind, "metadata": metadata, "spec": body.get("spec")})
+        except SpecError as error:
+            self._trouble = " ".join(error.problems)
+            return None
+        if not self._is_anothers:
+            self._trouble = None
+        return pool
+
+    async def _reconcile(self, pool: InferencePool) -> None:
+        spec = pool.spec
+        if self._tokens is None:
+            self._tokens = await ensure_tokens(self._tools.api, pool, self._owner)
+        await self._keeper.keep(pool, self._loop.memory if self._loop else None)
+        is_new = {c for c in classes_of(pool) if self._objects.deployment(c) is None}
+        await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
+        for request_class in is_new:
+            if spec.autoscaling.mode != "External":
+                await self._actor.set_count(request_class, spec.replicas(request_class).min)
+        is_ours = spec.autoscaling.mode != "External"
+        await self._actor.advance(self._admin_token, is_ours, spec.autoscaling.drain_timeout_s)
+        is_told = self._roller.state.interrupts is not None and self._is_told()
+        await self._roller.advance(pool, is_told)
+
+    def _is_told(self) -> bool:
+        """Whether the status says that a replacement will interrupt."""
+        return any(c.reason == "RolloutInterrupts" for c in self._reporter.written.conditions)
+
+    async def _tried(self, work: Any) -> bool:
+        try:
+            await work
+            self._is_anothers = False
+        except Foreign as error:
+            if self._trouble != str(error):
+                logger.warning("%s: %s", "/".join(self._key), error)
+            self._trouble = str(error)
+            self._is_anothers = error.is_operator
+            return False
+        except ApiError as error:
+            logger.warning("%s: %s", "/".join(self._key), error)
+            return False
+        return True
+
+    async def _report(self, made: Plan | None) -> None:
+        if self._is_anothers:
+            return
+        shown = made or (self._last.plan if self._last else None)
+        fresh = made is not None
+        given = StatusInput(
+            namespace=self._key[0],
+            pool=self._key[1],
+            operator=self._tools.settings.operator,
+            generation=self._body["metadata"].get("generation", 0),
+            now_s=self._tools.now_s(),
+            accepted=self._trouble,
+            made=shown if fresh or shown is None else _without_decisions(shown),
+            replicas=self._replicas(),
+            gateways=self._gateways(),
+            rollout=self._roller.state if self._trouble is None else RolloutState(),
+        )
+        try:
+            await self._reporter.write(status_of(given, self._reporter.latest))
+        except ApiError as error:
+            logger.warning("%s: status not written: %s", "/".join(self._key), error)
+        notes, self._notes = self._notes, []
+        for reason, note in notes:
+            await self._reporter.event(reason, note)
+
+    def _replicas(self) -> Mapping[RequestClass, int]:
+        return {
+            c: self._objects.replicas(c)
+            for c in RequestClass
+            if self._objects.deployment(c) is not None
+        }
+
+    def _gateways(self) -> tuple[int, int]:
+        gateways = self._objects.gateways()
+        wanted = self._body["spec"].get("gateway", {}).get("replicas", len(gateways))
+        return sum(gateway.is_ready for gateway in gateways), int(wanted)
+
+    def _busy(self) -> Mapping[str, float]:
+        reports = self._last.plan.replicas if self._last else ()
+        return {r.name: (r.num_running or 0.0) + (r.num_waiting or 0.0) for r in reports}
+
+    def _note(self, reason: str, note: str) -> None:
+        logger.info("%s: %s", "/".join(self._key), note)
+        self._notes.append((reason, note))
+
+
+def _without_decisions(made: Plan) -> Plan:
+    """Its decisions have been told."""
+    return replace(made, decisions=())
+
+
+def _event_reason(field: str) -> str:
+    return field[:1].upper() + field[1:] + "Set"

@@ -1,0 +1,83 @@
+"""What the operator's process is told by its environment, and the times it keeps, with reasons."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+TICK_S: Final = 5.0  # the loop's grid; what must be seconds fresh is read each time
+NUM_TURNS: Final = 5  # pools take turns within a tick, so that a thousand do not come at once
+RESYNC_S: Final = 60.0  # everything is looked at anew, should a watch have missed something
+# A watch may hang silently: the server ends it first, and a client that hears nothing gives up.
+WATCH_S: Final = 300.0
+WATCH_SILENCE_S: Final = WATCH_S + 30.0
+CONNECT_S: Final = 10.0
+REQUEST_S: Final = 20.0
+# A pool's tick waits for engines and for the API server: many at once, but not a thousand sockets.
+NUM_CONCURRENT_POOLS: Final = 32
+LEASE_S: Final = 15.0  # a standby takes over so long after the leader's last renewal
+RENEW_S: Final = 5.0
+# A leader that could not renew for so long writes nothing more: before any standby takes over.
+DEADLINE_S: Final = 10.0
+STATUS_S: Final = 60.0  # between two writes of a status in which only measurements changed
+METRICS_PORT: Final = 8082
+
+
+class SettingsError(ValueError):
+    """An environment that the operator cannot run in; the message names the variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """For pools that name none."""
+
+    engine: str
+    simulator: str
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """namespaces: those whose pools are looked after; empty for all.
+
+    instance: tells two installs in one namespace apart.
+    """
+
+    identity: str
+    namespace: str
+    instance: str
+    namespaces: tuple[str, ...]
+    images: Images
+    metrics_port: int = METRICS_PORT
+
+    @property
+    def operator(self) -> str:
+        """As the OPERATOR_ANNOTATION of every object of ours says it."""
+        return f"{self.namespace}/{self.instance}"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        version = environment.get("CHAIRLIFT_VERSION", "0.1.0")
+        names = environment.get("CHAIRLIFT_NAMESPACES", "").replace(",", " ").split()
+        return cls(
+            identity=_needed(environment, "POD_NAME"),
+            namespace=_needed(environment, "POD_NAMESPACE"),
+            instance=environment.get("CHAIRLIFT_INSTANCE", "chairlift"),
+            namespaces=tuple(names),
+            images=Images(
+                engine=environment.get("CHAIRLIFT_ENGINE_IMAGE", f"chairlift-engine:{version}"),
+                simulator=environment.get(
+                    "CHAIRLIFT_SIMULATOR_IMAGE", f"chairlift-engine-simulator:{version}"
+                ),
+                gateway=environment.get("CHAIRLIFT_GATEWAY_IMAGE", f"chairlift-gateway:{version}"),
+            ),
+            metrics_port=int(environment.get("CHAIRLIFT_METRICS_PORT", METRICS_PORT)),
+        )
+
+
+def _needed(environment: Mapping[str, str], name: str) -> str:
+    if not (value := environment.get(name)):
+        raise SettingsError(f"{name}: is not set: set it from the pod's own metadata")
+    return value

@@ -1,0 +1,125 @@
+"""Objects of one kind, kept as the API server has them: listed, then watched, listed again.
+
+Only what carries our labels is asked for: Kopf would be sent every pod of the cluster. A watch that
+ends, breaks or falls silent costs a second; what was known stays until it is known better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from chairlift_operator.kube import names
+from chairlift_operator.kube.api import Api, ApiError, WatchEvent
+from chairlift_operator.kube.paths import Kind
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+PoolKey = tuple[str, str]  # namespace, name
+SELECTOR: Final = f"{names.MANAGED_BY_LABEL}={names.MANAGED_BY},{names.POOL_LABEL}"
+_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+
+
+class Store:
+    """Objects by pool, then by name. on_change: told of the pool whose object changed."""
+
+    def __init__(self, on_change: Callable[[PoolKey], None] = lambda key: None) -> None:
+        self._pools: dict[PoolKey, dict[str, Json]] = defaultdict(dict)
+        self._on_change = on_change
+
+    def of(self, key: PoolKey) -> dict[str, Json]:
+        return self._pools.get(key, {})
+
+    def put(self, item: Json) -> None:
+        """What is older than what is known is not put: our own writes come back first."""
+        key, name = _key(item), item["metadata"]["name"]
+        known = self.of(key).get(name)
+        if known is not None and _version(known) > _version(item) and _uid(known) == _uid(item):
+            return
+        item["metadata"].pop("managedFields", None)
+        self._pools[key][name] = item
+        self._on_change(key)
+
+    def drop(self, item: Json) -> None:
+        key = _key(item)
+        if self.of(key).pop(item["metadata"]["name"], None) is not None:
+            if not self._pools[key]:
+                del self._pools[key]
+            self._on_change(key)
+
+    def replace(self, items: list[Json], namespace: str | None) -> None:
+        """All there is, of one namespace or of every one."""
+        listed = {(_key(item), item["metadata"]["name"]) for item in items}
+        for key, item in list(self._all()):
+            is_ours = namespace is None or key[0] == namespace
+            if is_ours and (key, item["metadata"]["name"]) not in listed:
+                self.drop(item)
+        for item in items:
+            self.put(item)
+
+    def _all(self) -> Iterator[tuple[PoolKey, Json]]:
+        for key, known in self._pools.items():
+            for item in known.values():
+                yield key, item
+
+
+class Reflector:
+    """Keeps a store; one namespace, or all of them for None."""
+
+    def __init__(self, api: Api, kind: Kind, store: Store, namespace: str | None = None) -> None:
+        self._api = api
+        self._kind = kind
+        self._path = kind.path(namespace)
+        self._namespace = namespace
+        self._store = store
+        self.is_synced = asyncio.Event()
+
+    async def run(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                await self._follow()
+                pause_s = _PAUSE_S
+            except ApiError as error:
+                if not error.is_gone:
+                    logger.warning("watching %s: %s", self._kind.plural, error)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _follow(self) -> None:
+        listed = await self._api.list(self._path, SELECTOR)
+        for item in listed.items:  # items of a list do not say what they are
+            item["kind"] = self._kind.name
+        self._store.replace(listed.items, self._namespace)
+        self.is_synced.set()
+        version = listed.resource_version
+        while True:
+            async for event in self._api.watch(self._path, SELECTOR, version):
+                version = event.object["metadata"]["resourceVersion"]
+                self._take(event)
+
+    def _take(self, event: WatchEvent) -> None:
+        if event.type in ("ADDED", "MODIFIED"):
+            self._store.put(event.object)
+        elif event.type == "DELETED":
+            self._store.drop(event.object)
+
+
+def _key(item: Json) -> PoolKey:
+    metadata = item["metadata"]
+    return metadata["namespace"], metadata["labels"][names.POOL_LABEL]
+
+
+def _version(item: Json) -> int:
+    """etcd's revisions: whole numbers that grow."""
+    return int(item["metadata"]["resourceVersion"])
+
+
+def _uid(item: Json) -> str:
+    return str(item["metadata"].get("uid", ""))

@@ -1,0 +1,48 @@
+"""One tick's observations by class, as the replicas part of a plan asks for them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chairlift_operator.decisions import BLIND, ReplicaReport
+from chairlift_operator.memory import Memory, ReplicaMemory
+from chairlift_operator.replica_law import Supply
+from chairlift_operator.snapshot import Phase, ReplicaSnapshot, Snapshot
+from chairlift_operator.spec import InferencePool
+from chairlift_protocol.wire import RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingView:
+    """A tick as `scaling` sees it. settled: no policy moves in it."""
+
+    pool: InferencePool
+    snapshot: Snapshot
+    memory: Memory
+    reports: Sequence[ReplicaReport]
+    now_s: float
+    settled: bool
+
+    def seen(self, request_class: RequestClass) -> list[ReplicaSnapshot]:
+        return [r for r in self.snapshot.replicas if r.request_class is request_class]
+
+    def supply(self, request_class: RequestClass) -> Supply:
+        seen = self.seen(request_class)
+        ready = sum(r.is_supply and r.ready for r in seen)
+        pending = sum(r.is_pending for r in seen)
+        return Supply(ready, pending, len(seen) - ready - pending)
+
+    def serving(self, request_class: RequestClass) -> dict[str, ReplicaMemory]:
+        replicas = self.memory.replicas
+        return {
+            r.name: replicas[r.name]
+            for r in self.seen(request_class)
+            if r.phase is Phase.SERVING and r.name in replicas
+        }
+
+    def is_certain(self, request_class: RequestClass) -> bool:
+        seen_well = {r.name for r in self.reports if r.health not in BLIND}
+        return self.memory.scaling.arrivals.is_fresh(self.now_s) and all(
+            r.name in seen_well for r in self.seen(request_class) if r.is_supply
+        )

@@ -1,0 +1,119 @@
+"""`chairlift validate` and `chairlift explain`: what is wrong with a pool, and why it is so."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift_cli.__main__ import main
+from chairlift_operator.journal import JournalWriter
+from chairlift_operator.memory import Memory
+from chairlift_operator.plan import plan
+from chairlift_operator.snapshot import EngineCapacity, PolicyReadback, ReplicaSnapshot, Snapshot
+from chairlift_operator.spec_parsing import parse_pool
+from chairlift_protocol.policy import Generation, Policy, SloThresholds
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+STATUS: dict[str, Any] = {
+    "slo": "Met",
+    "interactive": {"replicas": "2/2", "batchSize": 48, "stepTokens": 256},
+    "progress": "chat-9: loads the model, 35 s",
+    "conditions": [{"type": "Tuned", "status": "True", "message": "Every replica runs it."}],
+    "decisions": [
+        {
+            "at": "2026-01-01T00:00:00Z",
+            "target": "chat-1",
+            "sentence": "batch size 96→72: 12 % of gaps over 50 ms",
+            "inputs": {"running": "12", "waiting": "3"},
+        }
+    ],
+}
+
+
+def test_the_examples_are_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [part for example in EXAMPLES for part in ("-f", str(example))]
+    assert main(["validate", *files]) == 0
+    assert capsys.readouterr().out.count(" is valid\n") == len(EXAMPLES)
+
+
+def test_all_that_is_wrong_is_said_and_the_other_files_are_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(
+        "apiVersion: chairlift.dev/v1alpha1\nkind: InferencePool\nspec: {quotas: {}}\n"
+    )
+    assert main(["validate", "-f", str(wrong), "-f", str(EXAMPLES[0])]) == 2
+    seen = capsys.readouterr()
+    assert "metadata: is missing" in seen.err and "spec.quotas: is not a field here" in seen.err
+    assert f"{EXAMPLES[0]}: InferencePool chat is valid" in seen.out
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Answers with that text and exit code, whatever it is asked."""
+
+    def answer(text: str, exit_code: int = 0) -> None:
+        tool = tmp_path / "bin" / "kubectl"
+        tool.parent.mkdir(exist_ok=True)
+        (tmp_path / "answer").write_text(text)
+        stream = "" if exit_code == 0 else " >&2"
+        tool.write_text(f"#!/bin/sh\ncat {tmp_path}/answer{stream}\nexit {exit_code}\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return answer
+
+
+def test_a_pool_in_a_cluster_explains_itself(
+    kubectl: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl(json.dumps({"status": STATUS}))
+    assert main(["explain", "chat", "-n", "team"]) == 0
+    assert capsys.readouterr().out == (
+        "chat: objectives met\n"
+        "  interactive: 2/2 replicas ready, batch size 48, step tokens 256\n"
+        "  under way: chat-9: loads the model, 35 s\n"
+        "  Tuned True: Every replica runs it.\n"
+        "Decisions, newest last:\n"
+        "2026-01-01T00:00:00Z chat-1: batch size 96→72: 12 % of gaps over 50 ms\n"
+        "    measured: running 12, waiting 3\n"
+    )
+
+
+def test_a_pool_that_no_operator_has_seen_says_so(
+    kubectl: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl("{}")
+    assert main(["explain", "chat"]) == 0
+    assert "no operator has looked at it yet" in capsys.readouterr().out
+
+
+def test_what_kubectl_refuses_is_said_in_its_words(
+    kubectl: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl('Error from server (NotFound): inferencepools "chat" not found', 1)
+    assert main(["explain", "chat"]) == 1
+    assert "chairlift: explain: Error from server (NotFound)" in capsys.readouterr().err
+    assert main(["explain"]) == 2
+    assert "name a pool, or a journal" in capsys.readouterr().err
+
+
+def test_a_journal_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = parse_pool(EXAMPLES[0].read_text())
+    policy = Policy(Generation(0, 0), 64, 2048, 2048, 1.0, SloThresholds(3000.0, 300.0))
+    readback = PolicyReadback(policy, policy, EngineCapacity(64, 2048, 10_000, 4096, 16))
+    snapshot = Snapshot("chat", 1000.0, (ReplicaSnapshot("a", True, policy=readback),))
+    memory, text = Memory.start(), io.StringIO()
+    made = plan(pool, snapshot, memory, 1000.0)
+    JournalWriter(text, memory).tick(pool, snapshot, made, ())
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text(text.getvalue())
+    assert main(["explain", "--journal", str(journal)]) == 0
+    assert "a: batch size 64→16: cautious first policy" in capsys.readouterr().out

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chairlift_operator.kube import names
+from chairlift_operator.kube.children import Owner, children
+from chairlift_operator.kube.pods import LAST_WORDS_S, PRE_STOP_S, engine_template, revision_of
+from chairlift_operator.kube.settings import Settings
+from chairlift_operator.spec import InferencePool
+from chairlift_protocol.wire import RequestClass
+
+Json = dict[str, Any]
+MakePool = Callable[..., InferencePool]
+INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
+TWO_CLASSES: Json = {"batch": {"replicas": {"max": 2}}}
+
+
+@pytest.fixture
+def render(owner: Owner, settings: Settings) -> Callable[[InferencePool], dict[str, Json]]:
+    def by_name(pool: InferencePool) -> dict[str, Json]:
+        made = children(pool, owner, settings)
+        return {f"{m['kind']}/{m['metadata']['name']}": m for m in made}
+
+    return by_name
+
+
+def _container(template: Json) -> Json:
+    container: Json = template["spec"]["containers"][0]
+    return container
+
+
+def _template(pool: InferencePool, settings: Settings) -> Json:
+    return engine_template(pool, INTERACTIVE, settings.images)
+
+
+def test_a_pool_of_two_classes_has_all_its_children(make_pool: MakePool, render: Any) -> None:
+    assert sorted(render(make_pool(**TWO_CLASSES))) == [
+        "Deployment/chat-batch",
+        "Deployment/chat-gateway",
+        "Deployment/chat-interactive",
+        "NetworkPolicy/chat-engines",
+        "PodDisruptionBudget/chat-batch",
+        "PodDisruptionBudget/chat-gateway",
+        "PodDisruptionBudget/chat-interactive",
+        "Role/chat-gateway",
+        "RoleBinding/chat-gateway",
+        "Service/chat-batch",
+        "Service/chat-gateway",
+        "Service/chat-interactive",
+        "ServiceAccount/chat-gateway",
+    ]
+
+
+def test_without_batch_replicas_there_is_no_batch_deployment(
+    make_pool: MakePool, render: Any
+) -> None:
+    pool = make_pool(batch={"borrowing": {}})
+    assert not [name for name in render(pool) if name.endswith("-batch")]
+
+
+def test_every_child_is_found_owned_and_goes_with_its_pool(
+    make_pool: MakePool, render: Any
+) -> None:
+    for child in render(make_pool(**TWO_CLASSES)).values():
+        metadata = child["metadata"]
+        assert metadata["namespace"] == "team"
+        assert metadata["labels"][names.POOL_LABEL] == "chat"
+        assert metadata["annotations"][names.OPERATOR_ANNOTATION] == "chairlift-system/chairlift"
+        assert [r["uid"] for r in metadata["ownerReferences"]] == ["uid-1"]
+        assert "finalizers" not in metadata
+
+
+def test_engine_deployments_name_no_count_and_no_turnstile(
+    make_pool: MakePool, render: Any
+) -> None:
+    made = render(make_pool(**TWO_CLASSES))
+    for name in ("Deployment/chat-interactive", "Deployment/chat-batch"):
+        assert not {"replicas", "paused", "strategy"} & set(made[name]["spec"])
+    assert made["Deployment/chat-gateway"]["spec"]["replicas"] == 2
+
+
+def test_selectors_match_the_pods_they_mean(make_pool: MakePool, render: Any) -> None:
+    made = render(make_pool(**TWO_CLASSES))
+    for request_class in (INTERACTIVE, BATCH):
+        name = f"chat-{request_class.value}"
+        spec = made[f"Deployment/{name}"]["spec"]
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        assert made[f"Service/{name}"]["spec"]["selector"].items() <= labels.items()
+        drained = {**labels, names.SERVING_LABEL: "false"}
+        assert not made[f"Service/{name}"]["spec"]["selector"].items() <= drained.items()
+        budget = made[f"PodDisruptionBudget/{name}"]["spec"]["selector"]["matchLabels"]
+        assert budget.items() <= labels.items()
+
+
+def test_the_grace_period_covers_leaving_the_endpoints_and_the_drain(
+    make_pool: MakePool, settings: Settings
+) -> None:
+    pool = make_pool(autoscaling={"drainTimeout": "2m"})
+    template = _template(pool, settings)
+    assert "--drain-s=120" in _container(template)["args"]
+    assert template["spec"]["terminationGracePeriodSeconds"] == PRE_STOP_S + 120 + LAST_WORDS_S
+
+
+def test_pods_run_without_privileges(make_pool: MakePool, render: Any) -> None:
+    made = render(make_pool())
+    for name in ("Deployment/chat-interactive", "Deployment/chat-gateway"):
+        spec = made[name]["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        security = spec["containers"][0]["securityContext"]
+        assert security["readOnlyRootFilesystem"] and security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_gateway_is_given_no_admin_token(make_pool: MakePool, render: Any) -> None:
+    spec = render(make_pool())["Deployment/chat-gateway"]["spec"]["template"]["spec"]
+    items = spec["volumes"][0]["secret"]["items"]
+    assert [item["key"] for item in items] == [names.INTERNAL_TOKEN_KEY]
+
+
+def test_only_the_operator_may_reach_the_admin_port(make_pool: MakePool, render: Any) -> None:
+    rules = render(make_pool())["NetworkPolicy/chat-engines"]["spec"]["ingress"]
+    admin = [r for r in rules if names.ADMIN_PORT in (p["port"] for p in r["ports"])]
+    assert len(admin) == 1
+    assert admin[0]["from"][0]["podSelector"]["matchLabels"] == {
+        names.NAME_LABEL: names.OPERATOR_NAME
+    }
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image"),
+    [
+        ({"engine": "simulator"}, "simulator:1"),
+        ({"engine": "chairlift"}, "engine:1"),
+        ({"engine": "chairlift", "image": "mine:2"}, "mine:2"),
+    ],
+)
+def test_the_image_is_the_pools_or_the_releases(
+    make_pool: MakePool, settings: Settings, runtime: Json, image: str
+) -> None:
+    assert _container(_template(make_pool(runtime=runtime), settings))["image"] == image
+
+
+@pytest.mark.parametrize(
+    ("model", "argument", "volume", "env"),
+    [
+        ({"source": "file:///models/m"}, "file:///models/m", None, {}),
+        (
+            {"source": "pvc://weights/a/b"},
+            "file:///model/a/b",
+            {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+            {},
+        ),
+        ({"source": "hf://o/m@r1"}, "hf://o/m@r1", {"emptyDir": {}}, {"HF_HOME": "/hub"}),
+        (
+            {
+                "source": "hf://o/m",
+                "huggingFace": {"cacheClaim": "hub", "endpoint": "http://hub.example:8080"},
+            },
+            "hf://o/m",
+            {"persistentVolumeClaim": {"claimName": "hub"}},
+            {"HF_ENDPOINT": "http://hub.example:8080"},
+        ),
+    ],
+    ids=["file", "claim", "hub", "hub with cache"],
+)
+def test_where_the_model_comes_from(
+    make_pool: MakePool, settings: Settings, model: Json, argument: str, volume: Any, env: Json
+) -> None:
+    template = _template(make_pool(model={"name": "m", **model}), settings)
+    container = _container(template)
+    assert f"--model-source={argument}" in container["args"]
+    named = {v["name"]: v for v in template["spec"]["volumes"]}
+    extra = {name: v for name, v in named.items() if name not in ("policy", "tokens", "tmp")}
+    assert [{k: v for k, v in e.items() if k != "name"} for e in extra.values()] == (
+        [volume] if volume else []
+    )
+    assert {m["name"] for m in container["volumeMounts"]} == set(named)
+    told = {e["name"]: e.get("value") for e in container["env"]}
+    assert env.items() <= told.items()
+
+
+def test_the_hubs_token_comes_from_its_secret(make_pool: MakePool, settings: Settings) -> None:
+    hub = {"tokenSecret": "hub-token"}
+    pool = make_pool(model={"name": "m", "source": "hf://o/m", "huggingFace": hub})
+    env = {e["name"]: e for e in _container(_template(pool, settings))["env"]}
+    assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub-token", "key": "token"}}
+
+
+def test_a_pod_template_is_merged_and_cannot_take_our_labels(
+    make_pool: MakePool, settings: Settings
+) -> None:
+    over = {
+        "metadata": {"labels": {"team": "a", names.POOL_LABEL: "other"}},
+        "spec": {
+            "nodeSelector": {"gpu": "yes"},
+            "volumes": [{"name": "venv", "hostPath": {"path": "/venv"}}],
+            "containers": [
+                {
+                    "name": "engine",
+                    "env": [{"name": "HOME", "value": "/home"}, {"name": "A", "value": "b"}],
+                    "volumeMounts": [{"name": "venv", "mountPath": "/opt/venv"}],
+                },
+                {"name": "sidecar", "image": "s"},
+            ],
+        },
+    }
+    pool = make_pool(runtime={"engine": "simulator", "podTemplate": over})
+    template = _template(pool, settings)
+    assert template["metadata"]["labels"]["team"] == "a"
+    assert template["metadata"]["labels"][names.POOL_LABEL] == "chat"
+    assert template["spec"]["nodeSelector"] == {"gpu": "yes"}
+    assert [c["name"] for c in template["spec"]["containers"]] == ["engine", "sidecar"]
+    env = {e["name"]: e.get("value") for e in _container(template)["env"]}
+    assert (env["HOME"], env["A"]) == ("/home", "b")
+    mounts = {m["mountPath"] for m in _container(template)["volumeMounts"]}
+    assert {"/opt/venv", "/tmp", names.POLICY_DIR} <= mounts
+
+
+@pytest.mark.parametrize(
+    ("change", "restarts"),
+    [
+        ({"interactive": {"slo": {"interTokenLatency": {"threshold": "90ms"}}}}, False),
+        ({"interactive": {"batchSize": {"min": 2}}}, False),
+        ({"interactive": {"replicas": {"max": 4}}}, False),
+        ({"batch": {"borrowing": {"maxShare": 20}}}, False),
+        ({"gateway": {"replicas": 3}}, False),
+        ({"mode": "Recommend"}, False),
+        ({"interactive": {"batchSize": {"max": 64}}}, True),
+        ({"interactive": {"stepTokens": {"max": 1024}}}, True),
+        ({"runtime": {"engine": "simulator", "image": "other:2"}}, True),
+        ({"runtime": {"engine": "simulator", "simulator": {"profile": "slow"}}}, True),
+        ({"runtime": {"engine": "simulator", "resources": {"limits": {"cpu": 2}}}}, True),
+        ({"autoscaling": {"drainTimeout": "1m"}}, True),
+    ],
+)
+def test_only_start_up_values_restart_engines(
+    make_pool: MakePool, settings: Settings, change: Json, restarts: bool
+) -> None:
+    before, after = make_pool(), make_pool(**change)
+    assert (revision_of(before, INTERACTIVE) != revision_of(after, INTERACTIVE)) is restarts
+    assert (_template(before, settings) != _template(after, settings)) is restarts

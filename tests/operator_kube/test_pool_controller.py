@@ -1,0 +1,263 @@
+"""A pool's whole turn, against a cluster in a dictionary and engines on loopback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+Json = dict[str, Any]
+DEPLOYMENT = "/apis/apps/v1/namespaces/team/deployments/chat-interactive"
+POOL = "/apis/chairlift.dev/v1alpha1/namespaces/team/inferencepools/chat"
+Turned = Any  # conftest's
+
+
+def test_a_new_pool_is_made_tuned_and_told(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.until(lambda: pool.status.get("interactive", {}).get("policyGeneration"))
+        engine = next(iter(pool.kube.engines().values()))
+        assert engine.policy.generation.term == 7
+        assert pool.condition("Accepted")["status"] == "True"
+        assert pool.condition("Ready")["status"] == "True"
+        assert "cautious first policy" in pool.status["lastReason"]
+        events = [o for p, o in pool.kube.objects.items() if "/events/" in p]
+        assert {e["reason"] for e in events} == {"StepTokensSet"}
+
+    run(body)
+
+
+def test_a_pool_at_rest_writes_nothing_but_its_status(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(8)
+        before = len(pool.kube.writes)
+        await pool.turn(24)  # two minutes
+        later = pool.kube.writes[before:]
+        assert {path for _, path, _ in later} <= {POOL}
+        assert len(later) <= 4
+
+    run(body)
+
+
+def test_no_manifest_ever_carries_a_count_and_one_manager_writes_it(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 2, "max": 3}})
+        await pool.until(lambda: len(pool.kube.engines("chat-interactive")) == 2)
+        managers = {m for _, path, m in pool.kube.writes if path == DEPLOYMENT}
+        assert managers == {"chairlift", "chairlift-rollout", "chairlift-scaler"}
+        scalers = [v for v, p, m in pool.kube.writes if m == "chairlift-scaler"]
+        assert scalers == ["PATCH"]
+
+    run(body)
+
+
+def test_twenty_turns_under_another_autoscaler_write_no_count(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 4}})
+        await pool.turn(4)
+        pool.set_spec(
+            interactive={"replicas": {"min": 1, "max": 4}}, autoscaling={"mode": "External"}
+        )
+        before = len(pool.kube.writes)
+        for count in (3, 4, 2, 1, 4):
+            await pool.kube.patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": count}}, "hpa")
+            await pool.turn(4)
+            assert pool.count == count
+        assert not [w for w in pool.kube.writes[before:] if w[2] == "chairlift-scaler"]
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 4}})
+        await pool.turn(2)
+        assert pool.count == 4
+
+    run(body)
+
+
+def test_a_victim_leaves_the_service_drains_and_is_the_one_that_goes(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 3, "max": 3}})
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 3)
+        engines = pool.kube.engines("chat-interactive")
+        for engine in engines.values():
+            engine.num_in_flight = 2
+        pool.set_spec(interactive={"replicas": {"min": 2, "max": 2}})
+        victims = await pool.until(lambda: [n for n, e in engines.items() if e.is_draining])
+        await pool.turn(6)
+        assert len(victims) == 1 and pool.count == 3
+        pod = pool.kube.objects[f"/api/v1/namespaces/team/pods/{victims[0]}"]
+        assert pod["metadata"]["labels"]["chairlift.dev/serving"] == "false"
+        engines[victims[0]].num_in_flight = 0
+        await pool.until(lambda: pool.count == 2)
+        await pool.turn(2)
+        assert set(pool.kube.engines("chat-interactive")) == set(engines) - set(victims)
+
+    run(body)
+
+
+def test_another_leader_goes_on_with_a_drain_and_a_policy(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 2, "max": 2}})
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 2)
+        engines = pool.kube.engines("chat-interactive")
+        for engine in engines.values():
+            engine.num_in_flight = 1
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 1}})
+        await pool.until(lambda: any(e.is_draining for e in engines.values()))
+        pool.next_leader()
+        for engine in engines.values():
+            engine.num_in_flight = 0
+        await pool.until(lambda: pool.count == 1)
+        await pool.turn(3)
+        (left,) = pool.kube.engines("chat-interactive").values()
+        assert not left.is_draining and left.policy.generation.term == 8
+        assert "adopted from generation" in str(pool.status["decisions"])
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("count", "capacity", "surge"), [(3, 3, 0), (3, 3, 1), (1, 1, 0), (1, 1, 1), (1, 2, 0)]
+)
+def test_new_start_up_values_replace_all_inside_the_capacity(
+    run: Any, count: int, capacity: int, surge: int
+) -> None:
+    async def body(pool: Turned) -> None:
+        def spec(largest: int) -> Json:
+            return {
+                "interactive": {
+                    "replicas": {"min": count, "max": count},
+                    "batchSize": {"max": largest},
+                },
+                "capacity": {"replicas": capacity, "surge": surge},
+                "autoscaling": {"scaleDownWindow": "15s"},
+            }
+
+        pool.set_spec(**spec(64))
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == count)
+        old = set(pool.kube.engines("chat-interactive"))
+        pool.set_spec(**spec(32))
+        least = count
+        for _ in range(80):
+            await pool.turn()
+            pods = [n for n in pool.kube.pods if n.startswith("chat-interactive")]
+            assert len(pods) <= capacity + surge
+            least = min(least, len(pool.kube.engines("chat-interactive")))
+            engines = set(pool.kube.engines("chat-interactive"))
+            if engines and not engines & old and not pool.status.get("progress"):
+                break
+        assert engines and not engines & old
+        told = [o for o in pool.kube.objects.values() if o["kind"] == "Event"]
+        assert least >= 1 or (capacity, surge) == (1, 0), told
+
+    run(body)
+
+
+def test_a_bad_revision_leaves_the_rest_serving_and_its_fix_passes(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        def spec(image: str) -> Json:
+            return {
+                "interactive": {"replicas": {"min": 2, "max": 2}},
+                "capacity": {"replicas": 3},
+                "runtime": {"engine": "simulator", "image": image},
+            }
+
+        pool.kube.bad_images.add("bad")
+        pool.set_spec(**spec("good"))
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 2)
+        old = set(pool.kube.engines("chat-interactive"))
+        pool.set_spec(**spec("bad"))
+        await pool.until(lambda: "no such model" in pool.status.get("progress", ""))
+        await pool.turn(10)
+        assert len(set(pool.kube.engines("chat-interactive")) & old) == 1
+        pool.set_spec(**spec("better"))
+        await pool.until(
+            lambda: len(set(pool.kube.engines("chat-interactive")) - old) == 2, num_turns=60
+        )
+
+    run(body)
+
+
+def test_recommend_touches_nothing_that_runs(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(mode="Recommend")
+        await pool.turn(4)
+        (name,) = pool.kube.engines("chat-interactive")
+        wanted = {"replicas": {"min": 2, "max": 2}, "batchSize": {"max": 64}}
+        pool.set_spec(mode="Recommend", interactive=wanted)
+        await pool.turn(6)
+        assert list(pool.kube.engines("chat-interactive")) == [name] and pool.count == 1
+        assert len(pool.kube.engines("chat-interactive")[name].policies) == 1
+        assert not any(d["enforced"] for d in pool.status["decisions"])
+
+    run(body)
+
+
+def test_what_somebody_changed_is_set_again_once_and_said(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(4)
+        path = "/api/v1/namespaces/team/services/chat-gateway"
+        await pool.kube.patch(path, {"spec": {"type": "NodePort"}}, "person")
+        await pool.turn(2)
+        assert pool.kube.objects[path]["spec"]["type"] == "ClusterIP"
+        reasons = [o["reason"] for o in pool.kube.objects.values() if o["kind"] == "Event"]
+        assert reasons.count("DriftRepaired") == 1
+
+    run(body)
+
+
+def test_a_spec_that_is_refused_changes_nothing(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(4)
+        before = len(pool.kube.writes)
+        pool.set_spec(runtime={"engine": "simulator", "simulator": {"profile": "warp"}})
+        await pool.turn(3)
+        assert pool.condition("Accepted")["status"] == "False"
+        assert "spec.runtime.simulator.profile" in pool.condition("Accepted")["message"]
+        assert {path for _, path, _ in pool.kube.writes[before:]} == {POOL}
+
+    run(body)
+
+
+def test_a_pool_of_another_operator_is_left_alone_entirely(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(3)
+        for path, item in pool.kube.objects.items():
+            if path.endswith("/secrets/chat-tokens"):
+                item["metadata"]["annotations"]["chairlift.dev/operator"] = "other/chairlift"
+        pool.next_leader()
+        before = len(pool.kube.writes)
+        pool.set_spec(gateway={"replicas": 5})
+        await pool.turn(5)
+        assert pool.kube.writes[before:] == []
+
+    run(body)
+
+
+def test_a_stranger_of_the_same_name_is_not_taken_over(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        path = "/api/v1/namespaces/team/services/chat-gateway"
+        stranger = {"kind": "Service", "metadata": {"name": "chat-gateway", "namespace": "team"}}
+        pool.kube.objects[path] = {**stranger, "spec": {}}
+        pool.set_spec()
+        await pool.turn(3)
+        assert pool.condition("Accepted")["status"] == "False"
+        assert "is not this pool's" in pool.condition("Accepted")["message"]
+        assert pool.kube.objects[path]["spec"] == {}
+
+    run(body)
+
+
+def test_new_pods_start_from_the_policy_that_was_last_kept(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"batchSize": {"min": 4, "max": 128}})
+        await pool.turn(4)
+        path = "/api/v1/namespaces/team/configmaps/chat-policy"
+        assert '"batch_size": 16' in pool.kube.objects[path]["data"]["interactive.json"]
+        pool.set_spec(interactive={"batchSize": {"min": 1, "max": 8}})
+        await pool.turn()
+        # At once: an engine that reserved memory for 8 does not start with 16.
+        assert '"batch_size": 8' in pool.kube.objects[path]["data"]["interactive.json"]
+
+    run(body)
