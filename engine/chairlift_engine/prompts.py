@@ -128,12 +128,14 @@ class PromptPass:
     def _skip(self, account: Account, request: Request, obstacle: Obstacle) -> None:
         request.obstacle = obstacle
         request.looked_at_in_step = self._residency.step
-        if obstacle is Obstacle.TENANT_KV or self._shares_too_often(account, obstacle):
-            # Its own affair: it must not use up what the step may look at of others.
+        # What is a tenant's own affair must not use up what the step may look at of others.
+        if obstacle is Obstacle.TENANT_KV:
             self._ledger.pass_by(account)
-            return
-        self._ledger.move_on(account)
-        self._num_looked_at += obstacle is not Obstacle.PREFIX
+        elif self._shares_too_often(account, obstacle):
+            self._ledger.move_on(account, len(account.waiting))
+        else:
+            self._ledger.move_on(account)
+            self._num_looked_at += obstacle is not Obstacle.PREFIX
 
     def _shares_too_often(self, account: Account, obstacle: Obstacle) -> bool:
         """A crowd behind one prefix is not looked at one by one."""
