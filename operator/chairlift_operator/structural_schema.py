@@ -23,14 +23,13 @@ _LEAF_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A CEL rule. message is itself CEL where it begins with a quote: it can show values."""
+    """A CEL rule, and what to change where it does not hold."""
 
     rule: str
     message: str
 
     def to_json(self) -> Json:
-        key = "messageExpression" if self.message.startswith("'") else "message"
-        return {"rule": self.rule, key: self.message}
+        return {"rule": self.rule, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,30 +84,14 @@ def alias_of(name: str, hint: Any) -> str:
 
 
 def _default(item: Field[Any], hint: Any) -> Any:
-    """None: there is none. An object's default names only what its own fields' defaults do not."""
+    """None: there is none. An object's is spelled out: the server judges it by the rules as it is,
+    before the defaults inside it."""
     value = item.default
     if item.default_factory is not MISSING:
         value = item.default_factory()
     if value is MISSING or value is None or value == {} or value == ():
         return None
-    if is_dataclass(value) and not isinstance(value, type):
-        return _told(value)
-    return _adapter(hint).dump_python(value, mode="json")
-
-
-def _told(value: Any) -> Json:
-    hints = get_type_hints(type(value), include_extras=True)
-    told: Json = {}
-    for item in fields(value):
-        given, hint = getattr(value, item.name), hints[item.name]
-        if item.default == given or (
-            item.default_factory is not MISSING and item.default_factory() == given
-        ):
-            continue
-        name = alias_of(item.name, hint)
-        is_object = is_dataclass(given) and not isinstance(given, type)
-        told[name] = _told(given) if is_object else _adapter(hint).dump_python(given, mode="json")
-    return told
+    return _adapter(hint).dump_python(value, mode="json", by_alias=True, exclude_none=True)
 
 
 def _leaf(hint: Any) -> Json:

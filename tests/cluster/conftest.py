@@ -88,7 +88,8 @@ def kube(logs: Path) -> Iterator[Kube]:
     kube = Kube(CONTEXT)
     with running(command, logs / "controllers.log"):
         kube.run("apply", "-f", str(ROOT / "crds"))
-        kube.run("wait", "--for=condition=Established", f"crd/{KIND}", "--timeout=30s")
+        eventually("the CRD is served", lambda: kube.run("api-resources", "--categories=chairlift",
+                   "--no-headers"), 30.0)  # fmt: skip
         kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
         yield kube
 
