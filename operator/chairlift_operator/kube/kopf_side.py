@@ -22,7 +22,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     # Pools are all we serve: no need for the right to watch every CRD and namespace.
     settings.scanning.disabled = True
     # A watch can hang silently behind a proxy.
-    settings.watching.server_timeout = WATCH_S
+    settings.watching.server_timeout = int(WATCH_S)  # sent as it is: "300.0" is refused
     settings.watching.client_timeout = WATCH_SILENCE_S
     settings.watching.connect_timeout = CONNECT_S
     settings.networking.request_timeout = REQUEST_S
