@@ -50,9 +50,7 @@ def _start(api: Any, namespace: str | None = None) -> list[float]:
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
-def test_a_server_that_is_away_is_waited_for(
-    status: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_is_away_is_waited_for(status: int, caplog: pytest.LogCaptureFixture) -> None:
     away = [ApiError(status, f"away {number}") for number in range(30)]
     with caplog.at_level(logging.WARNING):
         assert _start(ScriptedApi(*away)) == [PAUSE_S] * 30

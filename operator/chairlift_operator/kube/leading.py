@@ -65,7 +65,7 @@ class Operator:
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled, then a standby may lead at once; CannotOperate without a CRD or rights."""
+        """Until cancelled; then a standby may lead at once. CannotOperate without CRD or rights."""
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
