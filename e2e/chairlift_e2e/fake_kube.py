@@ -25,7 +25,7 @@ SUBRESOURCES: Final = ("scale", "status")
 class FakeKube:
     """Has the methods of `kube.api.Api`. writes: (verb, path, manager) of each, in order.
 
-    refuses, holds: names of pods that no node takes, and that never become ready.
+    holds: names of pods that are not ready.
     """
 
     def __init__(self) -> None:
