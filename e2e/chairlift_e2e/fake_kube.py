@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import base64
 import copy
-import os
 from typing import Any, Final
 
-from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod
+from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod, address
 from chairlift_operator.kube.api import ApiError
 from chairlift_operator.kube.merging import merged
 from chairlift_operator.kube.objects import Stores
@@ -21,8 +20,6 @@ from chairlift_operator.kube.watching import Store
 
 Json = dict[str, Any]
 SUBRESOURCES: Final = ("scale", "status")
-# Of loopback addresses: tests that run at the same time take others.
-_OCTET: Final = 3 + os.getpid() % 250
 
 
 class FakeKube:
@@ -215,7 +212,7 @@ class FakeKube:
 
     async def _start(self, name: str, pod: Json) -> FakePod:
         self._num_started += 1
-        ip = f"127.{_OCTET}.{self._num_started // 250}.{self._num_started % 250 + 1}"
+        ip = address(self._num_started)
         is_engine = pod["metadata"]["labels"]["chairlift.dev/role"] == "engine"
         fake = FakeEngine(ip) if is_engine else FakeGateway(ip)
         await fake.start()
