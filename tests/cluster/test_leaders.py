@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_leader_that_ends_in_order_is_followed_at_once(
 
 
 def test_a_second_install_writes_nothing_to_a_pool_that_is_not_its_own(
-    kube: Kube, node: FakeNode, pool: Any, start_operator: Start
+    kube: Kube, node: FakeNode, pool: Any, start_operator: Start, logs: Path
 ) -> None:
     other = "chairlift-other"
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
@@ -72,6 +73,8 @@ def test_a_second_install_writes_nothing_to_a_pool_that_is_not_its_own(
         pool.patch(interactive={"batchSize": {"max": 64}})
         renewed = _lease(kube, other)["renewTime"]
         eventually("it has ticked", lambda: _lease(kube, other)["renewTime"] > renewed, 30.0)
+        said = f"belongs to {SYSTEM}/chairlift, this operator is {other}/chairlift"
+        eventually("it is said", lambda: said in (logs / "intruder.log").read_text(), 30.0)
     assert _versions(pool) == versions
 
 

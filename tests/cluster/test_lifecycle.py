@@ -170,6 +170,18 @@ def test_external_mode_never_writes_a_count(pool: Pool) -> None:
     assert pool.deployment()["spec"]["replicas"] == 3
 
 
+def test_a_pool_handed_to_another_autoscaler_and_back_keeps_its_count(pool: Pool) -> None:
+    pool.apply(interactive={"replicas": {"min": 2, "max": 3}})
+    pool.wait_ready(2)
+    for mode in ("External", "Managed", "External", "Managed"):
+        seen = pool.status()["observedGeneration"]
+        pool.patch(autoscaling={"mode": mode, "scaleDownWindow": "10m"},
+                   interactive={"replicas": {"min": 1}})  # fmt: skip
+        pool.until("looked at again", lambda seen=seen: pool.status()["observedGeneration"] > seen)
+        assert pool.deployment()["spec"]["replicas"] == 2
+    assert len(pool.engines()) == 2
+
+
 def _limit(pool: Pool) -> str:
     return str(pool.condition("CapacityLimited").get("message", ""))
 

@@ -265,9 +265,15 @@ COSTS = "b: 0s, c: 0s, d: 0s"
         (_with(SLO % ("9" * 400 + "s", 95)), "threshold: must be at most 24h, not '999"),
         (_with(SLO % ("٣s", 95)), "threshold: must be a duration with its unit"),
         (_with(PROFILE % f"a: 0s, {COSTS}"), "profile.a: must be at least 0.001ms, not '0s'."),
-        (_with(PROFILE % f"a: 1s, {COSTS}, noise: '0'"), "profile.noise: must be a number, not '0'."),
+        (
+            _with(PROFILE % f"a: 1s, {COSTS}, noise: '0'"),
+            "profile.noise: must be a number, not '0'.",
+        ),
         (_with(PROFILE % f"a: 1s, {COSTS}, named: 1"), "profile.named: is not a field here"),
-        (_with("  batch: {borrowing: {maxShare: true}}\n"), "maxShare: must be a number, not true."),
+        (
+            _with("  batch: {borrowing: {maxShare: true}}\n"),
+            "maxShare: must be a number, not true.",
+        ),
         (_with("  interactive: {batchSize: {max: 1000001}}\n"), "less than or equal to 1000000"),
         (_with("  batch: {stepTokens: {min: 1000001}}\n"), "less than or equal to 1000000"),
         *[
