@@ -113,6 +113,7 @@ def test_one_slow_answer_takes_no_pod_out_and_a_busy_engine_is_not_restarted(
     assert ready["failureThreshold"] >= 3 and ready["timeoutSeconds"] >= 2
     assert live["failureThreshold"] * live["periodSeconds"] >= 60
     assert ready["httpGet"]["path"] != live["httpGet"]["path"]
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"  # why it ended
 
 
 def test_pods_run_without_privileges(make_pool: MakePool, render: Any) -> None:
