@@ -25,7 +25,7 @@ SUBRESOURCES: Final = ("scale", "status")
 class FakeKube:
     """Has the methods of `kube.api.Api`. writes: (verb, path, manager) of each, in order.
 
-    holds: names of pods that are not ready.
+    holds: names of pods that never become ready. refuses: what is said to an apply, by path.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,7 @@ class FakeKube:
         self.stores = Stores(Store(), {kind.name: Store() for kind in CHILD_KINDS})
         self.pods: dict[str, FakePod] = {}
         self.holds: set[str] = set()
+        self.refuses: dict[str, str] = {}
         self.bad_images: set[str] = set()
         self._version = 100
         self._num_made = self._num_started = 0
@@ -57,6 +58,8 @@ class FakeKube:
         base, _, sub = path.rpartition("/")
         if sub in SUBRESOURCES:
             path = base
+        if path in self.refuses:
+            raise ApiError(422, f"PATCH {path}: {self.refuses[path]}")
         before = self.objects.get(path, {"kind": manifest["kind"]})
         if sub == "status":  # one manager has all of it: what it does not say is gone
             before = {**before, "status": {}}

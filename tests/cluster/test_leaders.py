@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ def _lease(kube: Kube, namespace: str = SYSTEM) -> Object:
 def test_a_standby_finishes_what_a_killed_leader_began(
     kube: Kube, node: FakeNode, pool: Any, start_operator: Start
 ) -> None:
-    with start_operator("first") as first, start_operator("second"):
-        eventually("one leads", lambda: _lease(kube).get("holderIdentity") == "first", 30.0)
+    with ExitStack() as operators:
+        first = operators.enter_context(start_operator("first"))
+        eventually("it leads", lambda: _lease(kube).get("holderIdentity") == "first", 30.0)
+        operators.enter_context(start_operator("second"))
         pool.apply(interactive={"replicas": {"min": 1, "max": 3}})
         pool.wait_ready()
         (_, engine), *_ = pool.engines().items()

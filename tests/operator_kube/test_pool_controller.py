@@ -357,6 +357,37 @@ def test_what_somebody_changed_is_set_again_once_and_said(run: Any) -> None:
     run(body)
 
 
+def test_an_object_that_the_server_refuses_stops_nothing_else(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(4)
+        path = "/apis/apps/v1/namespaces/team/deployments/chat-gateway"
+        pool.kube.refuses[path] = "spec.template.spec.containers[0].image: Required value"
+        more = {"min": 2, "max": 2}
+        pool.set_spec(gateway={"podTemplate": {"x": 1}}, interactive={"replicas": more})
+        await pool.until(lambda: pool.count == 2)
+        assert "Required value" in pool.condition("Reconciled")["message"]
+        assert pool.condition("Ready")["status"] == "True"
+        pool.kube.refuses.clear()
+        await pool.turn()
+        assert pool.condition("Reconciled")["status"] == "True"
+
+    run(body)
+
+
+def test_a_pool_whose_engines_are_refused_says_so_until_they_are_not(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        path = "/apis/apps/v1/namespaces/team/deployments/chat-interactive"
+        pool.kube.refuses[path] = "forbidden: exceeded quota"
+        pool.set_spec()
+        await pool.turn(2)
+        assert "exceeded quota" in pool.condition("Reconciled")["message"]
+        pool.kube.refuses.clear()
+        await pool.until(lambda: pool.status["interactive"]["ready"] == 1)
+
+    run(body)
+
+
 def test_a_spec_that_is_refused_changes_nothing(run: Any) -> None:
     async def body(pool: Turned) -> None:
         pool.set_spec()
