@@ -119,9 +119,28 @@ _BY_CLASS: Final = {
 }
 
 
+_OTHERS: Final = (
+    metrics.KV_CACHE_USAGE,
+    metrics.PROMPT_TOKENS,
+    metrics.GENERATION_TOKENS,
+    metrics.NUM_PREEMPTIONS,
+    metrics.REQUEST_SUCCESS,
+    metrics.SLO_EVENTS,
+    metrics.POLICY_GENERATION,
+)
+# All that is read of an engine, and of a gateway.
+ENGINE_SERIES: Final = (*_NEEDED, *_BY_CLASS, *_OTHERS)
+GATEWAY_SERIES: Final = (metrics.REQUESTS_RECEIVED, metrics.GATEWAY_HELD)
+
+
 def parse_gateway_metrics(text: str) -> tuple[GatewayClassSample, ...]:
     """Raise ExpositionError unless arrivals and held requests of every class are there."""
-    reader, found = _Reader(_by_name(text)), []
+    return gateway_sample(_by_name(text))
+
+
+def gateway_sample(by_name: Mapping[str, Sequence[Sample]]) -> tuple[GatewayClassSample, ...]:
+    """Of one gateway's series, by their names. ExpositionError as `parse_gateway_metrics`."""
+    reader, found = _Reader(by_name), []
     for request_class in RequestClass:
         received = reader.of_class(metrics.REQUESTS_RECEIVED, request_class)
         held = reader.of_class(metrics.GATEWAY_HELD, request_class)
@@ -144,7 +163,12 @@ def _by_name(text: str) -> dict[str, list[Sample]]:
 
 
 def parse_engine_metrics(text: str) -> EngineSample:
-    reader = _Reader(_by_name(text))
+    return engine_sample(_by_name(text))
+
+
+def engine_sample(by_name: Mapping[str, Sequence[Sample]]) -> EngineSample:
+    """Of one engine's series, by their names, all of one moment."""
+    reader = _Reader(by_name)
     kv_usage = reader.reduced(metrics.KV_CACHE_USAGE, _mean)
     return EngineSample(
         **{attribute: reader.reduced(name, sum) for name, attribute in _NEEDED.items()},

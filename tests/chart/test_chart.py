@@ -26,6 +26,7 @@ GOLDENS = {
         "images.pullPolicy=Never",
         "images.pullSecrets[0].name=registry-key",
         "crds.install=false",
+        "prometheus.url=http://prometheus.monitoring:9090",
         "nodeSelector.pool=system",
         "tolerations[0].operator=Exists",
         "priorityClassName=system-cluster-critical",
@@ -149,6 +150,7 @@ def test_crds_are_those_of_the_tree_and_outlive_the_release(helm: Helm) -> None:
         ("images.registry=registry.example/", "registry"),
         ("watchNamespaces={Chat}", "watchNamespaces"),
         ("crds.instal=true", "instal"),
+        ("prometheus.url=prometheus:9090", "prometheus"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(
