@@ -6,7 +6,7 @@ Read from a gauge that every engine has (a counter, for gateways), with its samp
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +30,13 @@ class Heartbeat:
     job: str
     at_s: float
     scrape_s: float | None
+    num_samples: int
     value: float | None
+
+    @property
+    def usual_s(self) -> float:
+        """From sample to sample, as far as it is known."""
+        return self.scrape_s or FIRST_SCRAPE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,16 @@ def heartbeats(answer: Answer, pods: Iterable[PodKey]) -> dict[PodKey, Heartbeat
         by_job: dict[str, list[Series]] = {}
         for series in answer.of(pod):
             by_job.setdefault(series.labels.get(JOB, ""), []).append(series)
-        # The freshest job; of equally fresh ones always the same.
-        found = [_heartbeat(job, series) for job, series in sorted(by_job.items())]
-        if found:
-            beats[pod] = max(found, key=lambda beat: beat.at_s)
+        if found := [_heartbeat(job, series) for job, series in sorted(by_job.items())]:
+            beats[pod] = _preferred(found)
     return beats
+
+
+def _preferred(beats: Sequence[Heartbeat]) -> Heartbeat:
+    """Of jobs that are alive, the one that told most; of equals always the same."""
+    newest_s = max(beat.at_s for beat in beats)
+    alive = [b for b in beats if newest_s - b.at_s <= NUM_STALE_SCRAPES * b.usual_s]
+    return max(alive, key=lambda beat: beat.num_samples)
 
 
 def _heartbeat(job: str, series: list[Series]) -> Heartbeat:
@@ -62,6 +73,7 @@ def _heartbeat(job: str, series: list[Series]) -> Heartbeat:
         job,
         min(s.latest[0] for s in fresh),
         max((usual for s in fresh if (usual := _usual_s(s)) is not None), default=None),
+        max(len(s.points) for s in fresh),
         sum(known) if len(known) == len(values) else None,
     )
 
@@ -125,7 +137,7 @@ def _missed_because(beat: Heartbeat | None, at_s: float) -> Trouble | None:
     if beat is None:
         return Trouble("SeriesMissing", f"no sample in the last {HEARTBEAT_S:.0f} s")
     age_s = at_s - beat.at_s
-    if age_s > NUM_STALE_SCRAPES * (beat.scrape_s or FIRST_SCRAPE_S):
+    if age_s > NUM_STALE_SCRAPES * beat.usual_s:
         return Trouble("Stale", f"its last sample is {age_s:.0f} s old")
     if beat.scrape_s is None:
         sentence = f"one sample in {HEARTBEAT_S:.0f} s, and a rate needs two"

@@ -61,7 +61,7 @@ class PrometheusClient:
     ) -> tuple[int, bytes]:
         async with self._session.post(
             self.url + "/api/v1/query",
-            data={"query": text, "time": f"{at_s:.3f}", "timeout": f"{limit_s:.3f}s"},
+            data={"query": text, "time": f"{at_s:.3f}", "timeout": f"{limit_s:.3f}"},
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             allow_redirects=False,  # whoever names the address names the one that is asked
         ) as response:

@@ -44,8 +44,8 @@ def window_queries(where: str, scrape_s: float) -> dict[str, str]:
     asked = {
         "running": f"{ENGINE_HEARTBEAT}{{{where}}}[{HEARTBEAT_S:.0f}s]",
         "received": f"{received}[{HEARTBEAT_S:.0f}s]",
-        "arrivals[5m]": f"sum by ({_POD_LABELS}, class) (rate({received}[5m]))",
-        "arrivalsPeak[1h]": f"max_over_time(({rate})[1h:1m])",
+        # A subquery looks at whole minutes only: a new gateway has none yet.
+        "arrivalsPeak[1h]": f"max_over_time(({rate})[1h:1m]) or {rate}",
         "waitingPeak[5m]": _peak("sum", metrics.NUM_REQUESTS_WAITING, where),
         "kvPeak[5m]": _peak("avg", metrics.KV_CACHE_USAGE, where),
     }

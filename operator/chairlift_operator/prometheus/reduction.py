@@ -6,7 +6,7 @@ pod is not known of the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,7 +23,7 @@ from chairlift_operator.prometheus.attained import (
     counted_events,
 )
 from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, Batch, PoolPods
-from chairlift_operator.prometheus.heartbeats import Heartbeat, Roll
+from chairlift_operator.prometheus.heartbeats import Heartbeat, Pod, Roll
 from chairlift_operator.prometheus.queries import HISTOGRAMS, WINDOWS
 from chairlift_operator.prometheus.series import PodKey
 from chairlift_operator.signals import Idle, Signal, Unknown, Value, checked
@@ -36,7 +36,7 @@ _URGENCY: Final = (
     "Partial", "Stalled", "NotYetScraped",
 )  # fmt: skip
 WAITING_PEAK, KV_PEAK = "waitingPeak[5m]", "kvPeak[5m]"
-ARRIVALS, ARRIVALS_PEAK = "arrivals[5m]", "arrivalsPeak[1h]"
+ARRIVALS, ARRIVALS_PEAK = "arrivals", "arrivalsPeak[1h]"
 
 
 def windows_of(batch: Batch, pool: PoolPods) -> PoolWindows:
@@ -151,18 +151,17 @@ class _Reduction:
 
     def _peaks(self) -> list[WindowedQuantity]:
         return [
-            self._quantity(
-                f"{request_class.value}/{query}", query, ENGINES, request_class, None, reduce
-            )
+            self._quantity(f"{request_class.value}/{query}", query, ENGINES, pods, None, reduce)
             for request_class, pods in self._pool.engines.items()
             if pods
             for query, reduce in ((WAITING_PEAK, sum), (KV_PEAK, max))
         ]
 
     def _arrivals(self) -> list[WindowedQuantity]:
+        pods = self._pool.gateways
         return [
-            self._quantity(f"{c.value}/{query}", query, GATEWAYS, None, c, sum)
-            for query in (ARRIVALS, ARRIVALS_PEAK)
+            self._quantity(f"{c.value}/{name}", query, GATEWAYS, pods, c, sum)
+            for name, query in ((ARRIVALS, GATEWAYS), (ARRIVALS_PEAK, ARRIVALS_PEAK))
             for c in RequestClass
         ]
 
@@ -171,26 +170,25 @@ class _Reduction:
         name: str,
         query: str,
         heartbeat: str,
-        of_pods: RequestClass | None,
-        of_series: RequestClass | None,
+        pods: Sequence[Pod],
+        request_class: RequestClass | None,
         reduce: Callable[[Iterable[float]], float],
     ) -> WindowedQuantity:
-        """of_pods: the class whose engines are meant. of_series: the class label that counts."""
-        pods = self._pool.gateways if of_pods is None else self._pool.engines[of_pods]
+        """request_class: the label of the series that count, None where they have none."""
         try:
             roll = self._batch.everybody(heartbeat, pods)
-            number = reduce([value for _, value in self._of_each(query, roll, of_series)])
+            number = reduce([value for _, value in self._of_each(query, roll, request_class)])
         except NotKnown as error:
             return WindowedQuantity(name, self._unknown(query, error))
         source = f"Prometheus: {query}"
-        if of_series is not None and number == 0:
+        if request_class is not None and number == 0:
             return WindowedQuantity(name, Idle(roll.oldest_s, source))
         return WindowedQuantity(name, Value(number, roll.oldest_s, source))
 
     def _of_each(
         self, query: str, roll: Roll, request_class: RequestClass | None
     ) -> list[tuple[PodKey, float]]:
-        """Each pod's own sum. Raise NotKnown."""
+        """Each pod's own sum; of raw counters, how fast they rose. Raise NotKnown."""
         found = []
         for pod, beat in roll.beats.items():
             series = self._batch.series(query, pod, beat.job)
@@ -198,9 +196,12 @@ class _Reduction:
                 if any(CLASS not in s.labels for s in series):
                     raise NotKnown(LABEL, f"{pod[1]}: label {CLASS} is absent, query {query}")
                 series = [s for s in series if s.labels[CLASS] == request_class.value]
+            if query == GATEWAYS:
+                series = [s for s in series if len(s.points) > 1]
             if not series:
                 raise NotKnown(SERIES, f"{pod[1]}: query {query} finds no series")
-            found.append((pod, sum(_number(s.value, query, pod) for s in series)))
+            values = [s.rise_per_s if query == GATEWAYS else s.value for s in series]
+            found.append((pod, sum(_number(value, query, pod) for value in values)))
         return found
 
 

@@ -37,6 +37,15 @@ class Series:
         return self.points[-1][1]
 
     @property
+    def rise_per_s(self) -> float:
+        """Of a counter, between its first and its last point here; at least two points. What it
+        shows after it went back, it has counted since."""
+        values = [value for _, value in self.points]
+        steps = zip(values, values[1:], strict=False)
+        risen = sum(after - before if after >= before else after for before, after in steps)
+        return risen / (self.points[-1][0] - self.points[0][0])
+
+    @property
     def pod(self) -> PodKey:
         """Empty words where a label is absent."""
         return self.labels.get(NAMESPACE, ""), self.labels.get(POD, "")
