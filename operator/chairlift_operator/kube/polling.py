@@ -57,6 +57,8 @@ class PrometheusReader:
         self._missed_at_s: dict[PodKey, float] = {}  # pods that do not answer the operator
         self._batch = Batch(-1e9)
         self._asked_for: frozenset[PoolKey] = frozenset()
+        # Several ticks read one batch.
+        self._told: dict[PoolKey, tuple[Batch, PoolPods, PoolWindows]] = {}
         self._samples: Mapping[PodKey, PodSeries] = {}
         self._samples_failure: str | None = None
 
@@ -69,7 +71,11 @@ class PrometheusReader:
             return windows_of(Batch(now_s), pods)
         if age_s > WINDOWS_TOO_OLD_S:
             return windows_of(Batch(now_s, failure=f"the last answer is {age_s:.0f} s old"), pods)
-        return windows_of(self._batch, pods)
+        batch, known_pods, windows = self._told.get(key, (None, None, None))
+        if windows is None or batch is not self._batch or known_pods != pods:
+            windows = windows_of(self._batch, pods)
+            self._told[key] = (self._batch, pods, windows)
+        return windows
 
     def sample(self, pod: PodKey) -> PodSeries | str:
         """A pod's last scrape, or why there is none; asked for from now on."""
@@ -135,6 +141,7 @@ class PrometheusReader:
         oldest_s = self._now_s() - UNREAD_S
         for key in [key for key, at_s in self._read_at_s.items() if at_s < oldest_s]:
             del self._read_at_s[key], self._pods[key]
+            self._told.pop(key, None)
         for pod in [pod for pod, at_s in self._missed_at_s.items() if at_s < oldest_s]:
             del self._missed_at_s[pod]
 
@@ -142,10 +149,9 @@ class PrometheusReader:
 def _further(batch: Batch, engines: list[Pod], gateways: list[Pod]) -> dict[str, str]:
     """What the first answers leave open: buckets of engines that count no events, and why pods are
     missed."""
-    uncounted = batch.without_series("sloEvents[1h]", engines)
     missed = [*batch.missed(ENGINES, engines), *batch.missed(GATEWAYS, gateways)]
     further: dict[str, str] = {}
-    if uncounted := [pod for pod in uncounted if pod not in missed]:
+    if uncounted := batch.without_series("sloEvents[1h]", engines):
         further |= bucket_queries(_selector(uncounted))
     if missed:
         further |= preflight_queries(_selector(missed))

@@ -82,12 +82,14 @@ class Batch:
         except NotKnown:
             return []
 
-    def without_series(self, query: str, pods: Iterable[Pod]) -> list[PodKey]:
+    def without_series(self, query: str, pods: Collection[Pod]) -> list[PodKey]:
+        """Engines that are told of, but not by this query."""
         try:
             answer = self.answer(query)
+            seen = roll_call(self.answer(ENGINES), pods, self.at_s).beats
         except NotKnown:
             return []
-        return [pod.key for pod in pods if not answer.of(pod.key)]
+        return [pod for pod in seen if not answer.of(pod)]
 
     def scrape_s(self, pods: Iterable[Pod]) -> float:
         """How often the slowest of the pods is scraped, as far as it is known."""

@@ -6,7 +6,7 @@ pod is not known of the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,7 +23,7 @@ from chairlift_operator.prometheus.attained import (
     counted_events,
 )
 from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, Batch, PoolPods
-from chairlift_operator.prometheus.heartbeats import Heartbeat, Pod, Roll
+from chairlift_operator.prometheus.heartbeats import Heartbeat, Roll
 from chairlift_operator.prometheus.queries import HISTOGRAMS, WINDOWS
 from chairlift_operator.prometheus.series import PodKey
 from chairlift_operator.signals import Idle, Signal, Unknown, Value, checked
@@ -68,6 +68,7 @@ class _Reduction:
     def __init__(self, batch: Batch, pool: PoolPods) -> None:
         self._batch, self._pool = batch, pool
         self._troubles: list[Trouble] = []
+        self._rolls: dict[tuple[str, RequestClass | None], Roll | NotKnown] = {}
 
     def windows(self) -> PoolWindows:
         shares = [
@@ -81,6 +82,20 @@ class _Reduction:
         num_rejected = sum(trouble.reason == NUMBER for trouble in set(self._troubles))
         return PoolWindows(tuple(shares), tuple(quantities), first, num_rejected)
 
+    def _roll(self, heartbeat: str, request_class: RequestClass | None) -> Roll:
+        """request_class: None for the gateways. Raise NotKnown."""
+        key = (heartbeat, request_class)
+        if key not in self._rolls:
+            pods = self._pool.engines[request_class] if request_class else self._pool.gateways
+            try:
+                self._rolls[key] = self._batch.everybody(heartbeat, pods)
+            except NotKnown as error:
+                self._rolls[key] = error
+        found = self._rolls[key]
+        if isinstance(found, NotKnown):
+            raise found
+        return found
+
     def _unknown(self, query: str, error: NotKnown) -> Unknown:
         self._troubles.append(error.trouble)
         return Unknown(error.trouble.message, self._batch.at_s, f"Prometheus: {query}")
@@ -92,7 +107,7 @@ class _Reduction:
             return asked.share(self._unknown(asked.query, error))
 
     def _attained(self, asked: _Question) -> WindowedShare:
-        roll = self._batch.everybody(ENGINES, self._pool.engines[asked.request_class])
+        roll = self._roll(ENGINES, asked.request_class)
         parts = {pod: self._counted(asked, pod, beat) for pod, beat in roll.beats.items()}
         total = sum(part.total for part in parts.values())
         if total < 1:
@@ -151,16 +166,15 @@ class _Reduction:
 
     def _peaks(self) -> list[WindowedQuantity]:
         return [
-            self._quantity(f"{request_class.value}/{query}", query, ENGINES, pods, None, reduce)
-            for request_class, pods in self._pool.engines.items()
+            self._quantity(f"{of_pods.value}/{query}", query, of_pods, None, reduce)
+            for of_pods, pods in self._pool.engines.items()
             if pods
             for query, reduce in ((WAITING_PEAK, sum), (KV_PEAK, max))
         ]
 
     def _arrivals(self) -> list[WindowedQuantity]:
-        pods = self._pool.gateways
         return [
-            self._quantity(f"{c.value}/{name}", query, GATEWAYS, pods, c, sum)
+            self._quantity(f"{c.value}/{name}", query, None, c, sum)
             for name, query in ((ARRIVALS, GATEWAYS), (ARRIVALS_PEAK, ARRIVALS_PEAK))
             for c in RequestClass
         ]
@@ -169,19 +183,19 @@ class _Reduction:
         self,
         name: str,
         query: str,
-        heartbeat: str,
-        pods: Sequence[Pod],
-        request_class: RequestClass | None,
+        of_pods: RequestClass | None,
+        of_series: RequestClass | None,
         reduce: Callable[[Iterable[float]], float],
     ) -> WindowedQuantity:
-        """request_class: the label of the series that count, None where they have none."""
+        """of_pods: the class whose engines are meant, None for the gateways. of_series: the class
+        label that counts, None where there is none."""
         try:
-            roll = self._batch.everybody(heartbeat, pods)
-            number = reduce([value for _, value in self._of_each(query, roll, request_class)])
+            roll = self._roll(ENGINES if of_pods else GATEWAYS, of_pods)
+            number = reduce([value for _, value in self._of_each(query, roll, of_series)])
         except NotKnown as error:
             return WindowedQuantity(name, self._unknown(query, error))
         source = f"Prometheus: {query}"
-        if request_class is not None and number == 0:
+        if of_series is not None and number == 0:
             return WindowedQuantity(name, Idle(roll.oldest_s, source))
         return WindowedQuantity(name, Value(number, roll.oldest_s, source))
 

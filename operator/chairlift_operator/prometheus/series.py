@@ -97,7 +97,9 @@ def understood(query: str, body: object) -> Answer:
 
 def _series(item: Any, field_of: str) -> Series:
     points = [item["value"]] if field_of == "value" else item["values"]
-    labels = {str(name): str(value) for name, value in item["metric"].items()}
+    labels: dict[str, str] = item["metric"]
+    if not points or not isinstance(labels, dict):
+        raise TypeError("a series")
     return Series(labels, tuple((float(at_s), float(value)) for at_s, value in points))
 
 
