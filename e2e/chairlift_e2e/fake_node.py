@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -20,7 +21,7 @@ from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.paths import POD
 from chairlift_operator.kube.status import timestamp
-from chairlift_operator.kube.watching import SELECTOR
+from chairlift_operator.kube.watching import Reflector, Store
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -32,9 +33,22 @@ LONG_AGO_S: Final = 3600.0
 
 
 class FakeNode:
-    """refuses: pods (by name) that no node takes. holds: pods that start and are never ready."""
+    """refuses: pods (by name) that no node takes. holds: pods that start and are never ready.
 
-    def __init__(self) -> None:
+    look_s: between two looks at all pods. network: the second number of their addresses.
+    expositions: what engines and gateways show as metrics, instead of what they count.
+    """
+
+    def __init__(
+        self,
+        look_s: float = LOOK_S,
+        network: int = 1,
+        expositions: tuple[str, str] | None = None,
+    ) -> None:
+        self._network = network
+        self._look_s = look_s
+        self._expositions = expositions or (None, None)
+        self._store = Store()
         self.refuses: Callable[[str], bool] = lambda name: False
         self.holds: Callable[[str], bool] = lambda name: False
         self.pods: dict[str, FakePod] = {}  # by uid
@@ -86,13 +100,13 @@ class FakeNode:
     async def _run(self) -> None:
         async with aiohttp.ClientSession() as session:
             api = Api(session, read_access)
-            while True:
-                try:
-                    listed = await api.list(POD.path(), SELECTOR)
-                    await asyncio.gather(*(self._look(api, pod) for pod in listed.items))
-                except ApiError:
-                    pass  # the server is away, or the pod is: looked at again
-                await asyncio.sleep(LOOK_S)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(Reflector(api, POD, self._store).run())
+                while True:
+                    with suppress(ApiError):  # the server is away: looked at again
+                        pods = self._store.all()
+                        await asyncio.gather(*(self._look(api, pod) for pod in pods))
+                    await asyncio.sleep(self._look_s)
 
     async def _look(self, api: Api, pod: Json) -> None:
         try:
@@ -124,9 +138,10 @@ class FakeNode:
     async def _start(self, pod: Json) -> FakePod:
         metadata = pod["metadata"]
         self._num_addresses += 1
-        ip = f"127.1.{self._num_addresses // 250}.{self._num_addresses % 250 + 1}"
+        ip = f"127.{self._network}.{self._num_addresses // 250}.{self._num_addresses % 250 + 1}"
         is_engine = metadata["labels"]["chairlift.dev/role"] == "engine"
-        fake = FakeEngine(ip) if is_engine else FakeGateway(ip)
+        engine, gateway = self._expositions
+        fake = FakeEngine(ip, engine) if is_engine else FakeGateway(ip, gateway)
         await fake.start()
         self.pods[metadata["uid"]], self.names[metadata["uid"]] = fake, metadata["name"]
         return fake
@@ -149,7 +164,7 @@ class FakeNode:
             condition.setdefault("lastTransitionTime", since or timestamp(time.time()))
         told = {key: before.get(key) for key in status}
         if _steady(told) != _steady(status):
-            await api.patch(f"{path}/status", {"status": status}, MANAGER)
+            self._store.put(await api.patch(f"{path}/status", {"status": status}, MANAGER))
 
 
 def _running(ip: str, is_ready: bool) -> Json:
