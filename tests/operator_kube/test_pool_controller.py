@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chairlift_operator.kube.api import ApiError
 from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]
@@ -342,6 +343,19 @@ def test_a_status_that_is_only_older_is_written_every_ten_minutes(run: Any) -> N
         before = len(pool.kube.writes)
         await pool.turn(360)  # half an hour
         assert 2 <= len(pool.kube.writes) - before <= 3
+
+    run(body)
+
+
+def test_what_could_not_be_written_is_tried_again_before_a_pool_rests(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        async def refuses(*_: Any) -> None:
+            raise ApiError(503, "the API server is away")
+
+        engine = await rested(pool)
+        pool.controller._reporter.write = refuses
+        await pool.turn(12)  # the next whole look at the latest
+        assert await looks(pool, engine, 3) == 3
 
     run(body)
 

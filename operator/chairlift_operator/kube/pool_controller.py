@@ -197,6 +197,7 @@ class PoolController:
             return False
         except ApiError as error:
             logger.warning("%s: %s", "/".join(self._key), error)
+            self._rest = None  # tried again with the next tick
             return False
         return True
 
@@ -221,6 +222,7 @@ class PoolController:
             await self._reporter.write(status_of(given, self._reporter.latest))
         except ApiError as error:
             logger.warning("%s: status not written: %s", "/".join(self._key), error)
+            self._rest = None
         notes, self._notes = self._notes, []
         for reason, note in notes:
             await self._reporter.event(reason, note)
