@@ -27,7 +27,8 @@ Json = dict[str, Any]
 T = TypeVar("T")
 NODE: Final = "fake"
 MANAGER: Final = "fake-kubelet"
-LOOK_S: Final = 0.2
+LOOK_S: Final = 0.2  # between two rounds
+NUM_AT_A_TIME: Final = 20
 BAD_IMAGE: Final = "does-not-start"
 LONG_AGO_S: Final = 3600.0
 
@@ -35,13 +36,13 @@ LONG_AGO_S: Final = 3600.0
 class FakeNode:
     """refuses: pods (by name) that no node takes. holds: pods that start and are never ready.
 
-    look_s: between two looks at all pods. network: the second number of their addresses.
+    look_s: how long one round of looks at all pods may take. network: the second number of their addresses.
     expositions: what engines and gateways show as metrics, instead of what they count.
     """
 
     def __init__(
         self,
-        look_s: float = LOOK_S,
+        look_s: float = 0.0,
         network: int = 1,
         expositions: tuple[str, str] | None = None,
     ) -> None:
@@ -104,9 +105,16 @@ class FakeNode:
                 tasks.create_task(Reflector(api, POD, self._store).run())
                 while True:
                     with suppress(ApiError):  # the server is away: looked at again
-                        pods = self._store.all()
-                        await asyncio.gather(*(self._look(api, pod) for pod in pods))
-                    await asyncio.sleep(self._look_s)
+                        await self._look_at_all(api)
+                    await asyncio.sleep(LOOK_S)
+
+    async def _look_at_all(self, api: Api) -> None:
+        """Some at a time, all over look_s: pods answer meanwhile."""
+        pods = self._store.all()
+        for start in range(0, len(pods), NUM_AT_A_TIME):
+            some = pods[start : start + NUM_AT_A_TIME]
+            await asyncio.gather(*(self._look(api, pod) for pod in some))
+            await asyncio.sleep(self._look_s * len(some) / len(pods))
 
     async def _look(self, api: Api, pod: Json) -> None:
         try:

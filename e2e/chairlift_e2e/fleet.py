@@ -20,7 +20,7 @@ from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
 from chairlift_protocol.wire import RequestClass
 
-LOOK_S: Final = 1.0
+LOOK_S: Final = 4.0
 NETWORK: Final = 8  # beside the one of tests
 
 

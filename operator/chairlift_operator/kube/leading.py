@@ -26,6 +26,7 @@ from chairlift_operator.kube.pacing import turn_of
 from chairlift_operator.kube.paths import CHILD_KINDS, POD, POOL, Kind
 from chairlift_operator.kube.pool_controller import PoolController, Tools
 from chairlift_operator.kube.settings import (
+    KEEPALIVE_S,
     NUM_CONCURRENT_POOLS,
     NUM_TURNS,
     RESYNC_S,
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 Pools = Mapping[PoolKey, Json]
+KINDS = ("tick", "change")
 _SETTLE_S = 0.2  # changes come in flurries: one look at the pool for all of them
 
 
@@ -52,7 +54,8 @@ class Operator:
         self._controllers: dict[PoolKey, PoolController] = {}
         self._gone: frozenset[PoolKey] = frozenset()
         self._busy: set[PoolKey] = set()
-        self._slots = asyncio.Semaphore(NUM_CONCURRENT_POOLS)
+        # Each kind its own: somebody waits for a change, and ticks may be a thousand.
+        self._slots = {kind: asyncio.Semaphore(NUM_CONCURRENT_POOLS) for kind in KINDS}
         self.metrics = OperatorMetrics()
         self.lease: Lease | None = None
         self.is_synced = False
@@ -66,7 +69,7 @@ class Operator:
     async def run(self) -> None:
         """Until cancelled; then a standby may lead at once."""
         timeout = aiohttp.ClientTimeout(total=None)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             api = Api(session, read_access, on_call=self.metrics.count_call)
             await api.list(POOL.path(self._first_namespace()))  # or there is nothing to do here
@@ -153,7 +156,7 @@ class Operator:
 
     async def _turn(self, key: PoolKey, kind: str, tools: Tools, term: int) -> None:
         try:
-            async with self._slots:
+            async with self._slots[kind]:
                 body = self._pools().get(key)
                 if body is None or body["metadata"].get("deletionTimestamp"):
                     return

@@ -17,6 +17,8 @@ WATCH_S: Final = 300.0
 WATCH_SILENCE_S: Final = WATCH_S + 30.0
 CONNECT_S: Final = 10.0
 REQUEST_S: Final = 20.0
+# Longer than between two looks at an engine at rest, shorter than engines and gateways keep it.
+KEEPALIVE_S: Final = REST_S + 10.0
 # A pool's tick waits for engines and for the API server: many at once, but not a thousand sockets.
 NUM_CONCURRENT_POOLS: Final = 32
 LEASE_S: Final = 15.0  # a standby takes over so long after the leader's last renewal
