@@ -36,8 +36,8 @@ LONG_AGO_S: Final = 3600.0
 class FakeNode:
     """refuses: pods (by name) that no node takes. holds: pods that start and are never ready.
 
-    look_s: how long one round of looks at all pods may take. network: the second number of their addresses.
-    expositions: what engines and gateways show as metrics, instead of what they count.
+    look_s: how long one round of looks at all pods may take. network: the second number of pods'
+    addresses. expositions: what engines and gateways show as metrics, instead of what they count.
     """
 
     def __init__(
