@@ -57,11 +57,11 @@ class FakeNode:
         self._num_addresses = 1
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
-        self._running: Any = None
+        self._running: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._running = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
+        self._running = self._on_loop(self._begin())
         return self
 
     def __exit__(
@@ -70,7 +70,6 @@ class FakeNode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._running.cancel()
         self._on_loop(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -94,7 +93,13 @@ class FakeNode:
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
+    async def _begin(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self._run())
+
     async def _end(self) -> None:
+        assert self._running is not None
+        self._running.cancel()
+        await asyncio.wait({self._running})
         for pod in self.pods.values():
             await pod.stop()
 
