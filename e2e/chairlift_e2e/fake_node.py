@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 import aiohttp
 
-from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod
+from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod, address
 from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.paths import POD
@@ -36,17 +36,15 @@ LONG_AGO_S: Final = 3600.0
 class FakeNode:
     """refuses: pods (by name) that no node takes. holds: pods that start and are never ready.
 
-    look_s: how long one round of looks at all pods may take. network: the second number of pods'
-    addresses. expositions: what engines and gateways show as metrics, instead of what they count.
+    look_s: how long one round of looks at all pods may take. expositions: what engines and
+    gateways show as metrics, instead of what they count.
     """
 
     def __init__(
         self,
         look_s: float = 0.0,
-        network: int = 1,
         expositions: tuple[str, str] | None = None,
     ) -> None:
-        self._network = network
         self._look_s = look_s
         self._expositions = expositions or (None, None)
         self._store = Store()
@@ -151,7 +149,7 @@ class FakeNode:
     async def _start(self, pod: Json) -> FakePod:
         metadata = pod["metadata"]
         self._num_addresses += 1
-        ip = f"127.{self._network}.{self._num_addresses // 250}.{self._num_addresses % 250 + 1}"
+        ip = address(self._num_addresses)
         is_engine = metadata["labels"]["chairlift.dev/role"] == "engine"
         engine, gateway = self._expositions
         fake = FakeEngine(ip, engine) if is_engine else FakeGateway(ip, gateway)

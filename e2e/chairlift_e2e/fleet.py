@@ -21,14 +21,13 @@ from chairlift_protocol.policy import Generation, Policy, SloThresholds
 from chairlift_protocol.wire import RequestClass
 
 LOOK_S: Final = 4.0
-NETWORK: Final = 8  # beside the one of tests
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    with FakeNode(LOOK_S, NETWORK, expositions()):
+    with FakeNode(LOOK_S, expositions()):
         signal.sigwait(ends)
 
 

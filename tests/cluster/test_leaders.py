@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +31,10 @@ def _lease(kube: Kube, namespace: str = SYSTEM) -> Object:
 def test_a_standby_finishes_what_a_killed_leader_began(
     kube: Kube, node: FakeNode, pool: Any, start_operator: Start
 ) -> None:
-    with start_operator("first") as first, start_operator("second"):
-        eventually("one leads", lambda: _lease(kube).get("holderIdentity") == "first", 30.0)
+    with ExitStack() as operators:
+        first = operators.enter_context(start_operator("first"))
+        eventually("it leads", lambda: _lease(kube).get("holderIdentity") == "first", 30.0)
+        operators.enter_context(start_operator("second"))
         pool.apply(interactive={"replicas": {"min": 1, "max": 3}})
         pool.wait_ready()
         (_, engine), *_ = pool.engines().items()
@@ -48,6 +52,32 @@ def test_a_standby_finishes_what_a_killed_leader_began(
         assert len(pool.pods()) == 3
 
 
+def test_a_leader_that_was_frozen_writes_nothing_once_another_leads(
+    kube: Kube, node: FakeNode, pool: Any, start_operator: Start
+) -> None:
+    with start_operator("frozen") as frozen, ExitStack() as operators:
+        eventually("it leads", lambda: _lease(kube).get("holderIdentity") == "frozen", 30.0)
+        pool.apply()
+        pool.wait_ready()
+        (_, engine), *_ = pool.engines().items()
+        pool.until("its policy is there", lambda: engine.policy.generation.term > 0)
+        term = engine.policy.generation.term
+        operators.enter_context(start_operator("awake"))
+        frozen.send_signal(signal.SIGSTOP)
+        try:
+            eventually("it is followed", lambda: _lease(kube)["holderIdentity"] == "awake", 40.0)
+            pool.patch(interactive={"slo": {"interTokenLatency": {"threshold": "90ms"}}})
+            pool.until("the new leader acts", lambda: engine.policy.slo.itl_ms == 90)
+        finally:
+            frozen.send_signal(signal.SIGCONT)
+        pool.patch(interactive={"slo": {"interTokenLatency": {"threshold": "80ms"}}})
+        pool.until("it goes on acting", lambda: engine.policy.slo.itl_ms == 80)
+        assert _lease(kube)["holderIdentity"] == "awake"
+    terms = [policy.generation.term for policy in engine.policies]
+    assert terms == sorted(terms) and terms[-1] == term + 1
+    assert engine.num_refused == 0  # nothing was even tried
+
+
 def test_a_leader_that_ends_in_order_is_followed_at_once(
     kube: Kube, node: FakeNode, start_operator: Start
 ) -> None:
@@ -59,7 +89,7 @@ def test_a_leader_that_ends_in_order_is_followed_at_once(
 
 
 def test_a_second_install_writes_nothing_to_a_pool_that_is_not_its_own(
-    kube: Kube, node: FakeNode, pool: Any, start_operator: Start
+    kube: Kube, node: FakeNode, pool: Any, start_operator: Start, logs: Path
 ) -> None:
     other = "chairlift-other"
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
@@ -72,6 +102,8 @@ def test_a_second_install_writes_nothing_to_a_pool_that_is_not_its_own(
         pool.patch(interactive={"batchSize": {"max": 64}})
         renewed = _lease(kube, other)["renewTime"]
         eventually("it has ticked", lambda: _lease(kube, other)["renewTime"] > renewed, 30.0)
+        said = f"belongs to {SYSTEM}/chairlift, this operator is {other}/chairlift"
+        eventually("it is said", lambda: said in (logs / "intruder.log").read_text(), 30.0)
     assert _versions(pool) == versions
 
 

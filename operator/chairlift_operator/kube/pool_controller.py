@@ -79,6 +79,7 @@ class PoolController:
         self._loop: ControlLoop | None = None
         self._last: Tick | None = None
         self._trouble: str | None = None
+        self._refused: tuple[str, ...] = ()
         self._is_anothers = False
         self._parsed: tuple[Any, InferencePool] | None = None
         self._settled: tuple[InferencePool, int] | None = None
@@ -117,8 +118,8 @@ class PoolController:
 
     def _note_rest(self, pool: InferencePool, tick: Tick) -> None:
         now_s = tick.snapshot.taken_at_s
-        is_rolling = self._roller.state != RolloutState()
-        if is_rolling or not is_at_rest(pool, tick.snapshot, tick.plan):
+        is_waiting = self._settled is None  # for a rollout, a drain, or leave to write
+        if is_waiting or not is_at_rest(pool, tick.snapshot, tick.plan):
             self._idle_since_s = now_s
         is_resting = now_s - self._idle_since_s >= REST_S
         self._rest = tick.snapshot if is_resting else None
@@ -169,8 +170,12 @@ class PoolController:
             self._tokens = await ensure_tokens(self._tools.api, pool, self._owner)
         await self._keeper.keep(pool, self._loop.memory if self._loop else None)
         is_new = {c for c in classes_of(pool) if self._objects.deployment(c) is None}
-        await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
-        for request_class in is_new:
+        refused = await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
+        for sentence in set(refused) - set(self._refused):
+            self._note("WriteRefused", sentence)
+        self._refused = refused
+        is_made = {c for c in is_new if self._objects.deployment(c) is not None}
+        for request_class in is_made:
             if spec.autoscaling.mode != "External":
                 await self._actor.set_count(request_class, spec.replicas(request_class).min)
         is_ours = spec.autoscaling.mode != "External"
@@ -178,7 +183,7 @@ class PoolController:
         is_told = self._roller.state.interrupts is not None and self._is_told()
         await self._roller.advance(pool, is_told)
         is_moving = any(pod.mark is not None for pod in self._objects.engines())
-        if not is_moving and self._roller.state == RolloutState():
+        if not (is_moving or refused or self._roller.state != RolloutState()):
             self._settled = before
 
     def _is_told(self) -> bool:
@@ -213,6 +218,7 @@ class PoolController:
             generation=self._body["metadata"].get("generation", 0),
             now_s=self._tools.now_s(),
             accepted=self._trouble,
+            refused=self._refused,
             made=shown if fresh or shown is None else _without_decisions(shown),
             replicas=self._replicas(),
             gateways=self._gateways(),
