@@ -508,8 +508,22 @@ def test_arrivals_before_a_rush_are_known_as_well_as_if_engines_had_been_asked(r
 def test_any_change_ends_the_rest(run: Any) -> None:
     async def body(pool: Turned) -> None:
         engine = await rested(pool)
+        pool.set_spec(gateway={"replicas": 3})
         await pool.controller.reconcile(pool.body)
         assert await looks(pool, engine, 1) == 1
+
+    run(body)
+
+
+def test_its_own_status_coming_back_ends_no_rest(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        engine = await rested(pool)
+        await pool.turn(12)
+        before = engine.num_shown
+        for _ in range(11):
+            await pool.controller.reconcile({**pool.body, "status": pool.status})
+            await pool.turn()
+        assert engine.num_shown - before <= 1
 
     run(body)
 
@@ -555,7 +569,7 @@ def test_what_the_server_refuses_is_tried_at_each_turn(run: Any) -> None:
 
         engine = await rested(pool)
         pool.controller._tender.tend = tend
-        pool.set_spec(gateway={"replicas": 2})
+        pool.set_spec(gateway={"replicas": 3})
         await pool.controller.reconcile(pool.body)
         assert await looks(pool, engine, 24) == 24
         assert pool.condition("Reconciled")["message"] == "exceeded quota"

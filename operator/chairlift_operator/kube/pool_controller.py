@@ -88,8 +88,10 @@ class PoolController:
 
     async def reconcile(self, body: Json) -> None:
         """Children, drains and replacements, as far as they can go now."""
-        self._rest = None
         pool = self._accepted(body)
+        if pool is not None and self._settled == (pool, self._objects.num_changes):
+            return  # our own status came back
+        self._rest = None
         if pool is not None and await self._tried(self._reconcile(pool)):
             await self._report(None)
         elif self._trouble is not None:
