@@ -44,6 +44,9 @@ bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones b
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
+bench-operator: $(STAMP) ## what 1,000 pools cost the operator, on a real kube-apiserver (root; 12 minutes)
+	@e2e/cluster/with-cluster control-plane env PYTHONPATH=e2e $(PY) -m chairlift_bench.bench_operator
+
 fuzz: $(STAMP) ## a million random scheduler steps, watched: blocks, fairness, nobody starves
 	@$(PY) -m chairlift_bench.fuzz
 
@@ -75,7 +78,7 @@ test-prometheus: $(STAMP) ## what is asked of Prometheus, against a real one (ro
 	tests/prometheus/install
 	CHAIRLIFT_NEEDS_PROMETHEUS=1 $(PY) -m pytest -q $(or $(ARGS),tests/prometheus)
 
-e2e: $(STAMP) ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
+e2e: $(STAMP) model ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
 	e2e/cluster/with-cluster up e2e/run $(ARGS)
 
 images: ## container images by docker or buildah (REGISTRY=, BASE_IMAGE=, IMAGES=)
@@ -94,5 +97,5 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-scheduler bench-simulator bench-fairness bench-longprompt fuzz test model \
+.PHONY: help setup demo bench-demo bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt fuzz test model \
 	crds lint helm test-cluster test-prometheus e2e images lock clean

@@ -129,8 +129,8 @@ def _metrics_available(
 ) -> Condition:
     # One that drains may be gone the next moment; nothing is decided by it.
     blind = [r for r in reports if r.health in BLIND and r.phase is not Phase.DRAINING]
-    if not blind and reports and windows is not None and windows.trouble is not None:
-        trouble = windows.trouble
+    trouble = windows.trouble if windows is not None else None
+    if not blind and reports and trouble is not None and not trouble.is_passing:
         message = f"{trouble.message}; replicas do not shrink until it is known."
         return Condition("MetricsAvailable", Truth.FALSE, trouble.reason, message)
     if not blind and reports:

@@ -8,8 +8,9 @@ reduced here, before anything is compared across replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +20,9 @@ from chairlift_operator.signals import checked
 from chairlift_protocol import metrics
 from chairlift_protocol.policy import Generation
 from chairlift_protocol.wire import RequestClass
+
+_AFTER_NAME: Final = ("{", " ", "\t")
+NUM_REMEMBERED: Final = 4096  # engines and gateways of a thousand pools, and some
 
 
 class ExpositionError(ValueError):
@@ -119,7 +123,11 @@ _BY_CLASS: Final = {
 }
 
 
-_OTHERS: Final = (
+# All that is read of a gateway, and of an engine.
+GATEWAY_SERIES: Final = (metrics.REQUESTS_RECEIVED, metrics.GATEWAY_HELD)
+ENGINE_SERIES: Final = (
+    *_NEEDED,
+    *_BY_CLASS,
     metrics.KV_CACHE_USAGE,
     metrics.PROMPT_TOKENS,
     metrics.GENERATION_TOKENS,
@@ -128,14 +136,44 @@ _OTHERS: Final = (
     metrics.SLO_EVENTS,
     metrics.POLICY_GENERATION,
 )
-# All that is read of an engine, and of a gateway.
-ENGINE_SERIES: Final = (*_NEEDED, *_BY_CLASS, *_OTHERS)
-GATEWAY_SERIES: Final = (metrics.REQUESTS_RECEIVED, metrics.GATEWAY_HELD)
 
 
 def parse_gateway_metrics(text: str) -> tuple[GatewayClassSample, ...]:
     """Raise ExpositionError unless arrivals and held requests of every class are there."""
-    return gateway_sample(_by_name(text))
+    return _parsed_gateway(_lines_of(text, GATEWAY_SERIES))
+
+
+def parse_engine_metrics(text: str) -> EngineSample:
+    return _parsed_engine(_lines_of(text, ENGINE_SERIES))
+
+
+def _lines_of(text: str, names: Iterable[str]) -> str:
+    """Only these are parsed: most of the text are histograms that nobody here asks for.
+
+    All of it where none is found, so that a parser says whether it is an exposition at all.
+    """
+    return "\n".join(line for name in names for line in _found(text, name)) or text
+
+
+def _found(text: str, name: str) -> Iterator[str]:
+    at = text.find(name)
+    while at >= 0:
+        end = text.find("\n", at)
+        line = text[at:] if end < 0 else text[at:end]
+        if (at == 0 or text[at - 1] == "\n") and line[len(name) : len(name) + 1] in _AFTER_NAME:
+            yield line
+        at = text.find(name, at + len(name))
+
+
+# What rests says the same each time: parsing it is most of the cost of looking at it.
+@lru_cache(maxsize=NUM_REMEMBERED)
+def _parsed_gateway(lines: str) -> tuple[GatewayClassSample, ...]:
+    return gateway_sample(_by_name(lines))
+
+
+@lru_cache(maxsize=NUM_REMEMBERED)
+def _parsed_engine(lines: str) -> EngineSample:
+    return engine_sample(_by_name(lines))
 
 
 def gateway_sample(by_name: Mapping[str, Sequence[Sample]]) -> tuple[GatewayClassSample, ...]:
@@ -151,28 +189,12 @@ def gateway_sample(by_name: Mapping[str, Sequence[Sample]]) -> tuple[GatewayClas
     return tuple(found)
 
 
-def _by_name(text: str) -> dict[str, list[Sample]]:
-    by_name: dict[str, list[Sample]] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                by_name.setdefault(sample.name, []).append(sample)
-    except (ValueError, KeyError, IndexError) as error:
-        raise ExpositionError(f"not Prometheus text: {error}") from error
-    return by_name
-
-
-def parse_engine_metrics(text: str) -> EngineSample:
-    return engine_sample(_by_name(text))
-
-
 def engine_sample(by_name: Mapping[str, Sequence[Sample]]) -> EngineSample:
     """Of one engine's series, by their names, all of one moment."""
     reader = _Reader(by_name)
-    kv_usage = reader.reduced(metrics.KV_CACHE_USAGE, _mean)
     return EngineSample(
         **{attribute: reader.reduced(name, sum) for name, attribute in _NEEDED.items()},
-        kv_usage=kv_usage,
+        kv_usage=reader.reduced(metrics.KV_CACHE_USAGE, _mean),
         prompt_tokens=reader.reduced(metrics.PROMPT_TOKENS, sum),
         generation_tokens=reader.reduced(metrics.GENERATION_TOKENS, sum),
         num_preemptions=reader.reduced(metrics.NUM_PREEMPTIONS, sum),
@@ -185,6 +207,17 @@ def engine_sample(by_name: Mapping[str, Sequence[Sample]]) -> EngineSample:
         policy_generation=reader.policy_generation(),
         rejected=tuple(sorted(reader.rejected)),
     )
+
+
+def _by_name(text: str) -> dict[str, list[Sample]]:
+    by_name: dict[str, list[Sample]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                by_name.setdefault(sample.name, []).append(sample)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ExpositionError(f"not Prometheus text: {error}") from error
+    return by_name
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -14,6 +14,8 @@ from chairlift_protocol.wire import RequestClass
 
 SHORT_S: Final = 300.0
 LONG_S: Final = 3600.0
+NOT_YET_ASKED: Final = "NotYetAsked"
+NOT_YET_SCRAPED: Final = "NotYetScraped"
 OBJECTIVES: Final = {"itl": "interTokenLatency", "ttft": "timeToFirstToken"}
 
 
@@ -56,6 +58,11 @@ class Trouble:
 
     reason: str
     message: str
+
+    @property
+    def is_passing(self) -> bool:
+        """Nothing is wrong: a first answer, or a second scrape of a new pod, is on its way."""
+        return self.reason in (NOT_YET_ASKED, NOT_YET_SCRAPED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -441,6 +441,17 @@ def test_what_prometheus_does_not_tell_makes_metrics_unavailable(
     )
 
 
+@pytest.mark.parametrize("reason", ["NotYetAsked", "NotYetScraped"])
+def test_what_is_on_its_way_is_no_trouble_yet(
+    make_pool: Make, make_engine: Make, reason: str
+) -> None:
+    windows = PoolWindows(trouble=Trouble(reason, "wait"))
+    snapshot = replace(_snapshot(make_engine(REFERENCE).snapshot(), at_s=1.0), windows=windows)
+    made = plan(make_pool(), snapshot, Memory.start(), 1.0)
+    assert _condition(made, "MetricsAvailable").status is Truth.TRUE
+    assert not windows.is_known  # and so nothing shrinks
+
+
 WINDOW_SIGNALS = st.one_of(
     st.builds(Value, st.floats(0, 100), st.just(1.0), st.just("Prometheus: x")),
     st.just(Idle(1.0, "Prometheus: x")),

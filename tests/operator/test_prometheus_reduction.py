@@ -245,6 +245,7 @@ def test_nothing_asked_yet_is_nothing_known() -> None:
     windows = windows_of(Batch(NOW_S), POOL)
     assert windows.trouble is not None
     assert windows.trouble.message == "Prometheus, query running: it has not been asked yet"
+    assert windows.trouble.is_passing
     assert all(isinstance(s.signal, Unknown) for s in windows.shares)
 
 

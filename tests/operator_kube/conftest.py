@@ -158,9 +158,11 @@ def run(settings: Settings) -> Callable[[Body], None]:
     async def opened() -> AsyncIterator[Turned]:
         kube, clock = FakeKube(), Clock()
         api: Any = kube
-        async with aiohttp.ClientSession() as session:
-            yield Turned(kube, Tools(api, session, kube.stores, settings, clock), clock)
-        await kube.close()
+        try:
+            async with aiohttp.ClientSession() as session:
+                yield Turned(kube, Tools(api, session, kube.stores, settings, clock), clock)
+        finally:
+            await kube.close()
 
     def runs(body: Body) -> None:
         async def main() -> None:

@@ -27,9 +27,9 @@ import pytest
 
 from chairlift_operator.kube.polling import PrometheusReader
 from chairlift_operator.pool_windows import PoolWindows
+from chairlift_operator.prometheus.asking import PrometheusClient
 from chairlift_operator.prometheus.batch import PoolPods
 from chairlift_operator.prometheus.heartbeats import Pod
-from chairlift_operator.prometheus.http import PrometheusClient
 from chairlift_protocol import metrics
 from chairlift_protocol.wire import RequestClass
 

@@ -10,7 +10,7 @@ import pytest
 
 from chairlift_operator.kube.polling import PrometheusReader
 from chairlift_operator.pool_windows import PoolWindows
-from chairlift_operator.prometheus.http import PrometheusClient
+from chairlift_operator.prometheus.asking import PrometheusClient
 from chairlift_operator.prometheus.samples import PodSeries
 from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_protocol import metrics

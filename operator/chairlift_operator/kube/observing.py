@@ -75,7 +75,7 @@ class Observer:
         self._served &= {pod.uid for pod in pods}
         self._served |= {pod.uid for pod in pods if pod.is_ready}
         gateway, *replicas = await asyncio.gather(
-            self._gateways(prometheus),
+            self.gateways(prometheus),
             *(self._replica(pod, pods, admin_token, prometheus) for pod in pods),
         )
         assert isinstance(gateway, GatewaySnapshot)
@@ -178,7 +178,7 @@ class Observer:
             ]
         return to_come
 
-    async def _gateways(self, prometheus: PrometheusReader | None) -> GatewaySnapshot:
+    async def gateways(self, prometheus: PrometheusReader | None = None) -> GatewaySnapshot:
         """All of them together; where one cannot be read, arrivals are not known."""
         asked = [g for g in self._objects.gateways() if g.ip is not None and g.is_ready]
         if not asked:

@@ -13,11 +13,11 @@ from typing import Final
 
 import aiohttp
 
-from chairlift_operator.kube.settings import TICK_S
+from chairlift_operator.kube.settings import REST_S, TICK_S
 from chairlift_operator.pool_windows import PoolWindows
-from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, Batch, PoolPods
+from chairlift_operator.prometheus.asking import PrometheusClient
+from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, QUERY_FAILED, Batch, PoolPods
 from chairlift_operator.prometheus.heartbeats import FIRST_SCRAPE_S, NUM_STALE_SCRAPES, Pod
-from chairlift_operator.prometheus.http import PrometheusClient
 from chairlift_operator.prometheus.queries import (
     bucket_queries,
     preflight_queries,
@@ -37,7 +37,9 @@ WINDOWS_TIMEOUT_S: Final = 15.0
 WINDOWS_TOO_OLD_S: Final = 3 * WINDOWS_EVERY_S
 SAMPLES_TIMEOUT_S: Final = 4.0  # within a tick
 LEAST_SAMPLES_RANGE_S: Final = 15.0
-UNREAD_S: Final = 4 * TICK_S  # a pool that has not read for so long is gone, or another's
+# Who has not read for so long is gone, or another's: pools at rest read once a minute.
+UNREAD_S: Final = REST_S + 4 * TICK_S
+UNREAD_SAMPLES_S: Final = 4 * TICK_S
 SAMPLE: Final = "sample"
 Say = Callable[[Answer], None]
 
@@ -70,7 +72,8 @@ class PrometheusReader:
         if key not in self._asked_for:
             return windows_of(Batch(now_s), pods)
         if age_s > WINDOWS_TOO_OLD_S:
-            return windows_of(Batch(now_s, failure=f"the last answer is {age_s:.0f} s old"), pods)
+            failure = f"the last answer is {age_s:.0f} s old"
+            return windows_of(Batch(now_s, failure=failure, reason=QUERY_FAILED), pods)
         batch, known_pods, windows = self._told.get(key, (None, None, None))
         if windows is None or batch is not self._batch or known_pods != pods:
             windows = windows_of(self._batch, pods)
@@ -138,11 +141,12 @@ class PrometheusReader:
         return answers
 
     def _forget(self) -> None:
-        oldest_s = self._now_s() - UNREAD_S
-        for key in [key for key, at_s in self._read_at_s.items() if at_s < oldest_s]:
+        now_s = self._now_s()
+        for key in [k for k, at_s in self._read_at_s.items() if now_s - at_s > UNREAD_S]:
             del self._read_at_s[key], self._pods[key]
             self._told.pop(key, None)
-        for pod in [pod for pod, at_s in self._missed_at_s.items() if at_s < oldest_s]:
+        late = [p for p, at_s in self._missed_at_s.items() if now_s - at_s > UNREAD_SAMPLES_S]
+        for pod in late:
             del self._missed_at_s[pod]
 
 

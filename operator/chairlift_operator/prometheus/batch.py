@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chairlift_operator.pool_windows import Trouble
+from chairlift_operator.pool_windows import NOT_YET_ASKED, NOT_YET_SCRAPED, Trouble
 from chairlift_operator.prometheus.attained import NotKnown
 from chairlift_operator.prometheus.heartbeats import (
     Pod,
@@ -20,6 +20,7 @@ from chairlift_operator.prometheus.queries import ENGINE_HEARTBEAT, GATEWAY_HEAR
 from chairlift_operator.prometheus.series import Answer, PodKey, Series, of_one_job
 from chairlift_protocol.wire import RequestClass
 
+QUERY_FAILED = "QueryFailed"
 # The query that tells which pods are told of, and what such a pod is called.
 ENGINES, GATEWAYS = "running", "received"
 _NOUNS = {ENGINES: "engine", GATEWAYS: "gateway"}
@@ -42,17 +43,20 @@ class PoolPods:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """failure: of the batch as a whole; it is that of every answer."""
+    """failure: why there are no answers, and the word for it."""
 
     at_s: float
     answers: Mapping[str, Answer] = field(default_factory=dict)
     failure: str = "it has not been asked yet"
+    reason: str = NOT_YET_ASKED
 
     def answer(self, query: str) -> Answer:
         """Raise NotKnown."""
-        found = self.answers.get(query) or Answer(query, failure=self.failure)
+        found = self.answers.get(query)
+        if found is None:
+            raise NotKnown(self.reason, f"Prometheus, query {query}: {self.failure}")
         if found.failure is not None:
-            raise NotKnown("QueryFailed", f"Prometheus, query {query}: {found.failure}")
+            raise NotKnown(QUERY_FAILED, f"Prometheus, query {query}: {found.failure}")
         return found
 
     def everybody(self, heartbeat: str, pods: Collection[Pod]) -> Roll:
@@ -60,7 +64,7 @@ class Batch:
         roll = roll_call(self.answer(heartbeat), pods, self.at_s)
         noun = _NOUNS[heartbeat]
         if not pods:
-            raise NotKnown("NotYetScraped", f"no {noun} is Ready")
+            raise NotKnown(NOT_YET_SCRAPED, f"no {noun} is Ready")
         if not roll.is_complete:
             known = (self.answers.get("up"), self.answers.get("labels"))
             diagnosed = diagnose(roll.missed, _SERIES[heartbeat], *known)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift_operator.pool_windows import Trouble
+from chairlift_operator.pool_windows import NOT_YET_SCRAPED, Trouble
 from chairlift_operator.prometheus.queries import HEARTBEAT_S
 from chairlift_operator.prometheus.series import INSTANCE, JOB, Answer, PodKey, Series
 from chairlift_operator.signals import checked
@@ -150,7 +150,7 @@ def trouble_of(
 ) -> Trouble:
     """Of a roll that is not complete."""
     if not roll.missed:
-        return Trouble("NotYetScraped", f"no {what} has been scraped twice yet")
+        return Trouble(NOT_YET_SCRAPED, f"no {what} has been scraped twice yet")
     pod = min(roll.missed)
     own = diagnosed.get(pod, roll.missed[pod])
     sentence = f"{pod[1]}: {own.message}"

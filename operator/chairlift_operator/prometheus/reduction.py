@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from chairlift_operator.pool_windows import PoolWindows, Trouble, WindowedQuantity, WindowedShare
+from chairlift_operator.pool_windows import (
+    NOT_YET_ASKED,
+    NOT_YET_SCRAPED,
+    PoolWindows,
+    Trouble,
+    WindowedQuantity,
+    WindowedShare,
+)
 from chairlift_operator.prometheus.attained import (
     CLASS,
     LABEL,
@@ -22,7 +29,7 @@ from chairlift_operator.prometheus.attained import (
     counted_buckets,
     counted_events,
 )
-from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, Batch, PoolPods
+from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, QUERY_FAILED, Batch, PoolPods
 from chairlift_operator.prometheus.heartbeats import Heartbeat, Roll
 from chairlift_operator.prometheus.queries import HISTOGRAMS, WINDOWS
 from chairlift_operator.prometheus.series import PodKey
@@ -32,8 +39,8 @@ from chairlift_protocol.wire import RequestClass
 
 # Of several troubles the first of these is told: it may be the cause of the others.
 _URGENCY: Final = (
-    "QueryFailed", LABEL, "NoTarget", "TargetDown", SERIES, NUMBER, "ScrapedTooRarely", "Stale",
-    "Partial", "Stalled", "NotYetScraped",
+    QUERY_FAILED, LABEL, "NoTarget", "TargetDown", SERIES, NUMBER, "ScrapedTooRarely", "Stale",
+    "Partial", "Stalled", NOT_YET_ASKED, NOT_YET_SCRAPED,
 )  # fmt: skip
 WAITING_PEAK, KV_PEAK = "waitingPeak[5m]", "kvPeak[5m]"
 ARRIVALS, ARRIVALS_PEAK = "arrivals", "arrivalsPeak[1h]"
