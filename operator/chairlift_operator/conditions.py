@@ -13,11 +13,11 @@ from chairlift_operator.decisions import (
     ReplicaReport,
     Truth,
 )
-from chairlift_operator.pool_windows import PoolWindows, WindowedShare
+from chairlift_operator.pool_windows import LONG_S, PoolWindows, WindowedShare
 from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_operator.snapshot import Phase
-from chairlift_operator.spec import InferencePool
-from chairlift_operator.windows import Attainment
+from chairlift_operator.spec import InferencePool, Objective
+from chairlift_operator.windows import Attainment, events_to_claim
 from chairlift_protocol.wire import RequestClass
 
 
@@ -31,7 +31,7 @@ def conditions_of(
     return (
         _ready(reports),
         _metrics_available(reports, health, windows),
-        _within_slo(pool, reports),
+        _within_slo(pool, reports, windows),
         _capacity_limited(pool, reports, crowded),
         _tuned(pool, reports),
     )
@@ -147,7 +147,24 @@ def _camel(health: Health) -> str:
     return health.value.title().replace("_", "")
 
 
-def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
+def _within_slo(
+    pool: InferencePool, reports: Sequence[ReplicaReport], windows: PoolWindows | None
+) -> Condition:
+    """Of minutes; where too little happened in them, of an hour."""
+    missed, met = _over_minutes(pool, reports)
+    if not missed and not met and windows is not None:
+        missed, met = _over_an_hour(pool, windows)
+    if missed:
+        return Condition("WithinSLO", Truth.FALSE, "ObjectiveMissed", "; ".join(missed) + ".")
+    if met:
+        return Condition("WithinSLO", Truth.TRUE, "ObjectiveMet", "; ".join(met) + ".")
+    return Condition("WithinSLO", Truth.UNKNOWN, "TooFewSamples", "Too few requests to tell.")
+
+
+def _over_minutes(
+    pool: InferencePool, reports: Sequence[ReplicaReport]
+) -> tuple[list[str], list[str]]:
+    """Sentences on objectives that were missed, and on those that were met."""
     missed, met = [], []
     for noun in ("gaps", "first tokens"):
         for report in reports:
@@ -158,19 +175,36 @@ def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condit
                 objective, seen = slo.time_to_first_token, report.first_token
             if seen is None or report.health in BLIND:
                 continue
-            sentence = (
-                f"{report.name}: {seen.good_percent:.1f} % of {noun} within "
-                f"{objective.threshold_ms:g} ms, {objective.percent:g} % wanted"
-            )
+            sentence = f"{report.name}: {_share_met(seen.good_percent, noun, objective)}"
             if seen.lower > objective.bad_budget:
                 missed.append(sentence)
             elif not seen.low_sample:
                 met.append(sentence)
-    if missed:
-        return Condition("WithinSLO", Truth.FALSE, "ObjectiveMissed", "; ".join(missed) + ".")
-    if met:
-        return Condition("WithinSLO", Truth.TRUE, "ObjectiveMet", "; ".join(met) + ".")
-    return Condition("WithinSLO", Truth.UNKNOWN, "TooFewSamples", "Too few requests to tell.")
+    return missed, met
+
+
+def _over_an_hour(pool: InferencePool, windows: PoolWindows) -> tuple[list[str], list[str]]:
+    missed, met = [], []
+    for share in windows.shares:
+        if share.window_s < LONG_S or not isinstance(share.signal, Value):
+            continue
+        slo = pool.spec.aims(share.request_class).slo
+        is_gaps = share.objective == "itl"
+        objective = slo.inter_token_latency if is_gaps else slo.time_to_first_token
+        told = _share_met(share.signal.value, "gaps" if is_gaps else "first tokens", objective)
+        sentence = f"{share.request_class.value}: {told}, over an hour"
+        if share.bad_lower > objective.bad_budget:
+            missed.append(sentence)
+        elif share.num_events >= events_to_claim(objective.bad_budget):
+            met.append(sentence)
+    return missed, met
+
+
+def _share_met(good_percent: float, noun: str, objective: Objective) -> str:
+    return (
+        f"{good_percent:.1f} % of {noun} within {objective.threshold_ms:g} ms, "
+        f"{objective.percent:g} % wanted"
+    )
 
 
 def _capacity_limited(

@@ -452,6 +452,23 @@ def test_what_is_on_its_way_is_no_trouble_yet(
     assert not windows.is_known  # and so nothing shrinks
 
 
+@pytest.mark.parametrize(
+    ("bad_lower", "num_events", "reason"),
+    [(0.08, 400.0, "ObjectiveMissed"), (0.02, 400.0, "ObjectiveMet"), (0.0, 20.0, "TooFewSamples")],
+)
+def test_where_minutes_tell_too_little_the_hour_tells(
+    make_pool: Make, make_engine: Make, bad_lower: float, num_events: float, reason: str
+) -> None:
+    windows = _windows(Value(91.0, 1.0, "Prometheus"), bad_lower=bad_lower, num_events=num_events)
+    snapshot = replace(_snapshot(make_engine(REFERENCE).snapshot(), at_s=1.0), windows=windows)
+    condition = _condition(plan(make_pool(), snapshot, Memory.start(), 1.0), "WithinSLO")
+    assert condition.reason == reason
+    if reason != "TooFewSamples":
+        assert condition.message == (
+            "interactive: 91.0 % of gaps within 50 ms, 95 % wanted, over an hour."
+        )
+
+
 WINDOW_SIGNALS = st.one_of(
     st.builds(Value, st.floats(0, 100), st.just(1.0), st.just("Prometheus: x")),
     st.just(Idle(1.0, "Prometheus: x")),

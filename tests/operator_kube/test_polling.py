@@ -133,8 +133,10 @@ def test_what_no_pool_reads_is_not_asked_for() -> None:
     async def body(server: Pretended, reader: PrometheusReader, clock: Clock) -> None:
         reader.windows(("team", "chat"), POOL)
         reader.sample(("team", "chat-a"))
+        reader.forget_unread()
         assert not reader.is_unread and reader.is_missing_samples
         clock.now_s += UNREAD_S + 1
+        reader.forget_unread()
         assert reader.is_unread and not reader.is_missing_samples
 
     runs(body)

@@ -89,19 +89,16 @@ class PrometheusReader:
 
     @property
     def is_unread(self) -> bool:
-        self._forget()
         return not self._pods
 
     @property
     def is_due(self) -> bool:
         """For its windows: at their interval, and as soon as a pool is new."""
-        self._forget()
         is_new = bool(self._pods.keys() - self._asked_for)
         return is_new or self._now_s() - self._batch.at_s >= WINDOWS_EVERY_S
 
     @property
     def is_missing_samples(self) -> bool:
-        self._forget()
         return bool(self._missed_at_s)
 
     async def poll_windows(self) -> None:
@@ -140,7 +137,7 @@ class PrometheusReader:
             self._on_answer(answer)
         return answers
 
-    def _forget(self) -> None:
+    def forget_unread(self) -> None:
         now_s = self._now_s()
         for key in [k for k, at_s in self._read_at_s.items() if now_s - at_s > UNREAD_S]:
             del self._read_at_s[key], self._pods[key]
@@ -187,6 +184,7 @@ class Polling:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 for url, reader in list(self._readers.items()):
+                    reader.forget_unread()
                     if reader.is_unread and not reader.is_missing_samples:
                         del self._readers[url]
                         continue
