@@ -86,11 +86,12 @@ class Observer:
             (*seen, *self._to_come(pods)),
             gateway,
             num_reserved,
-            self._windows(prometheus, thresholds_ms or {}),
+            self._windows(pods, prometheus, thresholds_ms or {}),
         )
 
     def _windows(
         self,
+        pods: Sequence[PodView],
         prometheus: PrometheusReader | None,
         thresholds_ms: Mapping[tuple[RequestClass, str], float],
     ) -> PoolWindows | None:
@@ -99,8 +100,8 @@ class Observer:
         engines = {
             request_class: [
                 Pod((self._objects.namespace, pod.name), pod.ready_since_s)
-                for pod in self._objects.engines_of(request_class)
-                if pod.is_ready and not pod.is_terminating
+                for pod in pods
+                if pod.request_class is request_class and pod.is_ready and not pod.is_terminating
             ]
             for request_class in RequestClass
         }
@@ -109,8 +110,7 @@ class Observer:
             for gateway in self._objects.gateways()
             if gateway.is_ready
         ]
-        pods = PoolPods(engines, gateways, thresholds_ms)
-        return prometheus.windows(self._objects.key, pods)
+        return prometheus.windows(self._objects.key, PoolPods(engines, gateways, thresholds_ms))
 
     async def _replica(
         self,
