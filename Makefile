@@ -44,7 +44,7 @@ bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones b
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
-bench-operator: $(STAMP) ## what 1,000 pools cost the operator, on a real kube-apiserver (root; 12 minutes)
+bench-operator: $(STAMP) ## what 1,000 pools cost the operator, on a real kube-apiserver (root; 10 to 20 minutes)
 	@e2e/cluster/with-cluster control-plane env PYTHONPATH=e2e $(PY) -m chairlift_bench.bench_operator
 
 fuzz: $(STAMP) ## a million random scheduler steps, watched: blocks, fairness, nobody starves
