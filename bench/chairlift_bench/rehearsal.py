@@ -21,10 +21,11 @@ from chairlift_operator.step_time import StepCosts
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
 from chairlift_simulation.arrival_traces import Arrival
+from chairlift_simulation.conditions import Backlog as PoolBacklog
+from chairlift_simulation.conditions import Conditions
 from chairlift_simulation.fleet import Hardware
 from chairlift_simulation.laws import ChairliftLaw, NoLaw
-from chairlift_simulation.pool_run import Backlog as PoolBacklog
-from chairlift_simulation.pool_run import Conditions, PoolRun
+from chairlift_simulation.pool_run import PoolRun
 from chairlift_simulation.records import Journey, of_class
 from chairlift_simulation.replica import VirtualRequest
 

@@ -6,9 +6,7 @@ by itself; what it did is known to the others when its time has come. Determinis
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -21,71 +19,19 @@ from chairlift_operator.plan import Plan
 from chairlift_operator.snapshot import GatewaySnapshot, Phase, Snapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.load import Load
-from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
+from chairlift_simulation.conditions import NO_BACKLOG, Backlog, Conditions, PoolResult
 from chairlift_simulation.events import Events, Rank
-from chairlift_simulation.fleet import Fleet, Hardware, Member
-from chairlift_simulation.gateway import HoldLimits, VirtualGateway
+from chairlift_simulation.fleet import Fleet, Member
+from chairlift_simulation.gateway import VirtualGateway
 from chairlift_simulation.laws import Law
-from chairlift_simulation.records import Journey, SecondCounts, TickState
+from chairlift_simulation.records import Journey, TickState
 from chairlift_simulation.replica import VirtualRequest
+from chairlift_simulation.tally import Tally
 
 INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
-TAIL_S: Final = 60.0  # after the last arrival: what has not ended by then is unfinished
 RETRY_S: Final = 2.0  # until a client of a backlog asks again after a refusal
 TURNAROUND_S: Final = 0.02  # until it sends its next request after an answer
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """Batch work in a closed loop: each client sends its next request when one has ended.
-
-    until_s: nothing new is sent from then on. is_endless: begin again after the last request.
-    """
-
-    requests: Sequence[VirtualRequest]
-    num_clients: int
-    from_s: float = 0.0
-    until_s: float = 0.0
-    is_endless: bool = True
-
-
-NO_BACKLOG: Final = Backlog((), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What the pool runs under. warm_up_s: from asking for a replica until it serves.
-
-    policy_delay_s: from a tick until its policies are in force. distort: what the law sees instead
-    of what is. restarts_s: when the law forgets everything.
-    """
-
-    hardware: Hardware
-    warm_up_s: float = 60.0
-    policy_delay_s: float = TICK_S
-    seed: int = 0
-    hold: HoldLimits = HoldLimits()
-    distort: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot
-    restarts_s: tuple[float, ...] = ()
-    first_policy: Callable[[RequestClass], Policy] | None = None
-    first_replicas: int | None = None  # interactive ones; the spec's least by default
-    keeps_gaps: bool = False
-    tail_s: float = TAIL_S
-
-
-@dataclass(frozen=True, slots=True)
-class PoolResult:
-    """journeys in the order of their arrival. replica_s: seconds that replicas were held."""
-
-    journeys: tuple[Journey, ...]
-    ticks: tuple[TickState, ...]
-    seconds: SecondCounts
-    decisions: tuple[Decision, ...]
-    actions: tuple[tuple[float, Action], ...]
-    elapsed_s: float
-    replica_s: float
-    num_preemptions: int
 
 
 class PoolRun:
@@ -106,14 +52,10 @@ class PoolRun:
         self._fleet = Fleet(pool, conditions.hardware, conditions.seed, conditions.first_policy)
         self._gateway = VirtualGateway(self._events, self, conditions.hold)
         self._memory: Any = law.start()
-        self._itl_s = pool.spec.interactive.slo.inter_token_latency.threshold_s
-        self._ttft_s = pool.spec.interactive.slo.time_to_first_token.threshold_s
-        self._journeys: list[Journey] = []
+        self._tally = Tally(pool.spec.interactive.slo, conditions.keeps_gaps)
         self._ticks: list[TickState] = []
-        self._seconds = SecondCounts()
         self._decisions: list[Decision] = []
         self._actions: list[tuple[float, Action]] = []
-        self._num_open = 0
         self._num_preemptions = 0
         self._backlog = NO_BACKLOG
         self._num_sent = 0
@@ -135,7 +77,7 @@ class PoolRun:
         ends_s = until_s + self._conditions.tail_s
         while self._events.next_s <= ends_s:
             at_s = self._events.next_s
-            if at_s > until_s and not self._num_open:
+            if at_s > until_s and not self._tally.num_open:
                 break
             if self._num_clients and at_s > self._now_s + TURNAROUND_S:
                 # No further than a client may answer to what happens meanwhile.
@@ -143,13 +85,14 @@ class PoolRun:
                 continue
             self._reach(at_s)
             self._events.do_next()
-        elapsed_s = max(until_s, min(ends_s, self._last_s()))
+        last_s = max((j.ended_s or 0.0 for j in self._tally.journeys), default=0.0)
+        elapsed_s = max(until_s, min(ends_s, last_s))
         for member in self._fleet.members.values():
             self._num_preemptions += member.counters.num_preemptions
         return PoolResult(
-            tuple(self._journeys), tuple(self._ticks), self._seconds, tuple(self._decisions),
-            tuple(self._actions), elapsed_s, self._fleet.held_replica_s(elapsed_s),
-            self._num_preemptions,
+            tuple(self._tally.journeys), tuple(self._ticks), self._tally.seconds,
+            tuple(self._decisions), tuple(self._actions), elapsed_s,
+            self._fleet.held_replica_s(elapsed_s), self._num_preemptions,
         )  # fmt: skip
 
     # What the gateway asks for.
@@ -183,14 +126,7 @@ class PoolRun:
         self._receive(request, now_s)
 
     def _receive(self, request: VirtualRequest, now_s: float) -> None:
-        journey = Journey(request)
-        if self._conditions.keeps_gaps:
-            journey.gaps_s = array("d")
-        self._journeys.append(journey)
-        self._num_open += 1
-        if request.request_class is INTERACTIVE:
-            self._seconds.arrivals[self._seconds.reach(now_s)] += 1
-        self._gateway.receive(journey, now_s)
+        self._gateway.receive(self._tally.begin(request, now_s), now_s)
 
     def _send_next(self, now_s: float) -> None:
         backlog, number = self._backlog, self._num_sent
@@ -219,60 +155,19 @@ class PoolRun:
                 self._remove(member, at_s)
 
     def _take(self, member: Member, report: StepReport) -> None:
-        if not report.tokens and not report.ended:
-            return
-        now_s, itl_s = report.now_s, self._itl_s
-        second, seconds = self._seconds.reach(now_s), self._seconds
-        num_gaps = num_late = 0
-        keeps_gaps = self._conditions.keeps_gaps
-        for request, _, gap_s, reason, _ in report.tokens:
-            if gap_s is None:
-                self._first_token(member, member.open[request.id], now_s)
-            else:
-                if request.request_class is INTERACTIVE:
-                    num_gaps += 1
-                if gap_s > itl_s:
-                    member.open[request.id].num_late_gaps += 1
-                    num_late += request.request_class is INTERACTIVE
-                if keeps_gaps:
-                    self._keep_gap(member.open[request.id], gap_s)
-            if reason is not None:
-                journey = member.open.pop(request.id)
-                journey.num_tokens = request.num_output_tokens
-                self._gateway.end(journey)
-                self._end(journey, now_s, None)
-        for request, ended in report.ended:
-            journey = member.open.pop(request.id)
-            journey.num_tokens = request.num_output_tokens
+        told = self._tally.take(report, member.open)
+        for journey in told.began:
+            self._gateway.learn(journey, report.now_s)
+        for journey, error in told.ended:
             self._gateway.end(journey)
-            self._end(journey, now_s, str(ended))
-        seconds.tokens[second] += len(report.tokens)
-        seconds.gaps[second] += num_gaps
-        seconds.late_gaps[second] += num_late
-
-    def _keep_gap(self, journey: Journey, gap_s: float) -> None:
-        assert journey.gaps_s is not None
-        journey.gaps_s.append(gap_s)
-
-    def _first_token(self, member: Member, journey: Journey, now_s: float) -> None:
-        journey.first_s = now_s
-        self._gateway.learn(journey, now_s)
-        if journey.request.request_class is INTERACTIVE:
-            second = self._seconds.reach(now_s)
-            self._seconds.first_tokens[second] += 1
-            is_late = now_s - journey.request.due_s > self._ttft_s
-            self._seconds.late_first_tokens[second] += is_late
+            self._end(journey, report.now_s, error)
 
     def _end(self, journey: Journey, now_s: float, error: str | None) -> None:
-        journey.ended_s, journey.error = now_s, error
-        self._num_open -= 1
+        self._tally.end(journey, now_s, error)
         if journey.request.request_class is BATCH and self._backlog.num_clients:
             self._num_clients -= 1
             pause_s = RETRY_S if error is not None else TURNAROUND_S
             self._events.at(now_s + pause_s, self._send_next)
-
-    def _last_s(self) -> float:
-        return max((j.ended_s for j in self._journeys if j.ended_s is not None), default=0.0)
 
     # Control.
 
@@ -298,10 +193,9 @@ class PoolRun:
                 self._events.at(at_s, partial(self._set_policy, action), Rank.POLICY)
             else:
                 self._set_policy(action, now_s)
-        self._ticks.append(TickState(now_s, tuple(m.state() for m in members), self._num_held()))
-
-    def _num_held(self) -> int:
-        return self._gateway.num_held
+        self._ticks.append(
+            TickState(now_s, tuple(m.state() for m in members), self._gateway.num_held)
+        )
 
     def _set_policy(self, action: SetPolicy, now_s: float) -> None:
         member = self._fleet.members.get(action.replica)

@@ -18,10 +18,11 @@ from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import parse_pool
 from chairlift_protocol.policy import Generation
 from chairlift_protocol.wire import RequestClass
+from chairlift_simulation.conditions import Backlog, Conditions, PoolResult
 from chairlift_simulation.fleet import Hardware
 from chairlift_simulation.gateway import HoldLimits
 from chairlift_simulation.laws import ChairliftLaw, NoLaw, Ruled
-from chairlift_simulation.pool_run import Backlog, Conditions, PoolResult, PoolRun
+from chairlift_simulation.pool_run import PoolRun
 from chairlift_simulation.replica import VirtualRequest
 
 INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
