@@ -1,0 +1,87 @@
+"""The control law against every baseline: scenarios, hardware and seeds in virtual time.
+
+`python -m chairlift_bench.evaluate [quick|usual|full]`; `make evaluate-quick`, `evaluate` and
+`evaluate-full` call it. Two processes carry runs out; figures go to bench/results/evaluate.json,
+the report beside it, and the claims to the end of what is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from chairlift_bench.claims import RESULTS
+from chairlift_bench.evaluate_claims import claims_of
+from chairlift_bench.evaluate_figures import Figures
+from chairlift_bench.evaluate_report import write_report
+from chairlift_bench.evaluate_runs import SIZES, Run, Size, carry_out, runs_of
+
+NUM_PROCESSES: Final = 2
+SAY_EVERY_S: Final = 10.0
+DOCS: Final = Path(__file__).parents[2] / "docs"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("size", nargs="?", choices=tuple(SIZES), default="usual")
+    parser.add_argument("--only", action="append", default=[], metavar="SCENARIO",
+        help="leave the other scenarios out; repeatable")  # fmt: skip
+    parser.add_argument("--report-to", type=Path, metavar="FOLDER",
+        help="where evaluation.md and its pictures go (default: bench/results)")  # fmt: skip
+    args = parser.parse_args(argv)
+    size = SIZES[args.size]
+    runs = [r for r in runs_of(size) if not args.only or r.scenario in args.only]
+    started_s = time.monotonic()
+    figures = _carried_out(runs, size)
+    print(f"{len(runs)} runs in {(time.monotonic() - started_s) / 60:.1f} minutes")
+    claims = claims_of(figures)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / "evaluate.json"
+    path.write_text(_as_json(size, figures, claims), encoding="utf-8")
+    report = write_report(args.report_to or RESULTS, size, figures, claims)
+    print(f"all figures: {path}\nreport: {report}")
+    for claim, value in claims.items():
+        print(f"claim {claim} {value:.4g}")
+
+
+def _carried_out(runs: Sequence[Run], size: Size) -> dict[Run, Figures]:
+    """The longest first, so that both processes end at about the same time."""
+    figures: dict[Run, Figures] = {}
+    order = sorted(runs, key=lambda r: (r.scenario not in ("S12", "S4", "S7", "S6"), r))
+    started_s = said_s = time.monotonic()
+    with ProcessPoolExecutor(NUM_PROCESSES, initializer=os.nice, initargs=(5,)) as processes:
+        waiting = {processes.submit(carry_out, run, size.minutes): run for run in order}
+        for done in as_completed(waiting):
+            run = waiting[done]
+            figures[run] = done.result()
+            now_s = time.monotonic()
+            if now_s - said_s >= SAY_EVERY_S or len(figures) == len(runs):
+                said_s = now_s
+                left_s = (now_s - started_s) / len(figures) * (len(runs) - len(figures))
+                print(
+                    f"  {len(figures)} of {len(runs)} runs, about {left_s / 60:.0f} minutes left; "
+                    f"{run.scenario} {run.profile} {run.law} seed {run.seed}: "
+                    f"{100 * figures[run].good_share:.0f} % good"
+                )
+    return figures
+
+
+def _as_json(size: Size, figures: dict[Run, Figures], claims: dict[str, float]) -> str:
+    body = {
+        "size": size.name,
+        "claims": {k: v if math.isfinite(v) else None for k, v in claims.items()},
+        "runs": [{**asdict(run), **figures[run].to_json()} for run in sorted(figures)],
+    }
+    return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+if __name__ == "__main__":
+    main()

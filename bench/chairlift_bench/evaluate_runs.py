@@ -1,0 +1,163 @@
+"""Which runs the evaluation consists of, and one of them carried out. Each is known by four names,
+so that any process can carry it out alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from chairlift_bench.evaluate_figures import Figures, figures_of
+from chairlift_bench.evaluate_laws import (
+    Aimd,
+    Always,
+    Fixed,
+    Gradient2,
+    HpaKv,
+    HpaQueue,
+    Pang,
+    PerReplica,
+    Scaled,
+    WithHeadroom,
+    Wva,
+)
+from chairlift_bench.evaluate_scenarios import KV_TOKENS, Setup, all_scenarios, build, costs_of
+from chairlift_engine.simulator_profile import Profile
+from chairlift_operator.memory import Knobs
+from chairlift_operator.windows import ObjectiveKey
+from chairlift_protocol.wire import RequestClass
+from chairlift_simulation.laws import ChairliftLaw, Law
+from chairlift_simulation.pool_run import PoolRun
+
+OURS: Final = "ours"
+DEFAULT: Final = "static 256/2048"
+GRID_BATCH: Final = (32, 64, 128, 256)
+GRID_STEP: Final = (128, 256, 384, 512, 768, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Run:
+    scenario: str
+    profile: str
+    law: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What an evaluation covers. minutes: of the steady scenarios."""
+
+    name: str
+    minutes: float
+    seeds: tuple[int, ...]
+    scenarios: tuple[str, ...]
+    profiles: tuple[str, ...]
+    grid_batch: tuple[int, ...] = GRID_BATCH
+    grid_step: tuple[int, ...] = GRID_STEP
+    headrooms: tuple[float, ...] = ()
+    queue_targets: tuple[float, ...] = (5.0,)
+
+
+QUICK: Final = Size(
+    "quick", 4, (1,), ("S1", "S2@1", "S4", "S8-none", "S8-nan", "S8-down", "S10-alone", "S10"),
+    ("reference", "slow"), (256,), (256, 512, 1024),
+)  # fmt: skip
+FAULTS: Final = tuple(f"S8-{kind}" for kind in (
+    "none", "nan", "stale", "half-missing", "counter-reset", "delay", "down"))  # fmt: skip
+USUAL: Final = Size(
+    "usual", 6, (1, 2, 3),
+    ("S1", "S2@0.8", "S2@1", "S3", "S4", "S5", *FAULTS, "S10-alone", "S10"),
+    ("reference", "fast", "slow"), (96, 256), (256, 512, 768, 1024),
+    headrooms=(0.85, 1.2, 1.4), queue_targets=(1.0, 5.0, 20.0),
+)  # fmt: skip
+FULL: Final = Size(
+    "full", 15, (1, 2, 3, 4, 5), tuple(all_scenarios(15)), ("reference", "fast", "slow"),
+    headrooms=(0.7, 0.85, 1.2, 1.4, 1.7), queue_targets=(1.0, 2.0, 5.0, 10.0, 20.0),
+)  # fmt: skip
+SIZES: Final = {size.name: size for size in (QUICK, USUAL, FULL)}
+# Where the count of replicas is what matters; the others have one or a given number.
+SCALING: Final = ("S4", "S5", "S9", "S12")
+KNOB_BASELINES: Final = ("aimd", "pang 512", "gradient2 512")
+
+
+def runs_of(size: Size) -> list[Run]:
+    """Every one but for those that a later stage adds."""
+    found: set[Run] = set()
+    for scenario in size.scenarios:
+        for profile in _profiles(size, scenario):
+            for seed in size.seeds:
+                laws = _laws(size, scenario, profile)
+                found.update(Run(scenario, profile, law, seed) for law in laws)
+    return sorted(found)
+
+
+def _profiles(size: Size, scenario: str) -> tuple[str, ...]:
+    """Knobs depend on hardware; the count of replicas and faults of metrics hardly do."""
+    by_knobs = scenario == "S1" or scenario.startswith("S2")
+    return size.profiles if by_knobs else size.profiles[:1]
+
+
+def _laws(size: Size, scenario: str, profile: str) -> Iterable[str]:
+    grid = [f"static {n}/{c}" for n in size.grid_batch for c in size.grid_step]
+    if scenario == "S1":
+        return [OURS, "ours warm", "ours wrong prior", *KNOB_BASELINES, *grid]
+    if scenario.startswith(("S8", "S10")):
+        return [OURS]
+    if scenario in SCALING:
+        counts = (2, 3, 4) if scenario != "S12" else (2, 3, 4, 5)
+        return [
+            OURS,
+            *(f"ours x{factor:g}" for factor in size.headrooms),
+            *(f"hpa queue {target:g}" for target in size.queue_targets),
+            "hpa kv 0.8",
+            "wva",
+            *(f"replicas {count}" for count in counts),
+        ]
+    return [OURS, DEFAULT, *KNOB_BASELINES, *grid]
+
+
+def carry_out(run: Run, minutes: float) -> Figures:
+    setup = build(all_scenarios(minutes)[run.scenario], run.profile, run.seed)
+    law = law_of(run.law, setup)
+    result = PoolRun(setup.pool, law, setup.conditions).run(
+        setup.requests, setup.until_s, setup.backlog
+    )
+    return figures_of(setup, result)
+
+
+def law_of(name: str, setup: Setup) -> Law:
+    pool, slo = setup.pool, setup.pool.spec.interactive.slo
+    ours = ChairliftLaw(pool)
+    key = ObjectiveKey("itl", slo.inter_token_latency.threshold_ms, RequestClass.INTERACTIVE.value)
+    kind, _, rest = name.partition(" ")
+    value = float(found.group()) if (found := re.search(r"[0-9.]+$", rest)) else 0.0
+    if name == OURS:
+        return ours
+    if name == "ours warm":
+        return ChairliftLaw(pool, prior=setup.costs)
+    if name == "ours wrong prior":
+        return ChairliftLaw(pool, prior=costs_of(Profile()))
+    if kind == "ours":
+        return WithHeadroom(pool, value)
+    if kind == "static":
+        batch_size, step_tokens = (int(part) for part in rest.split("/"))
+        return PerReplica(pool, Fixed(Knobs(batch_size, step_tokens)))
+    if kind == "aimd":
+        return PerReplica(pool, Aimd(key, slo.inter_token_latency.bad_budget))
+    if kind == "pang":
+        return PerReplica(
+            pool, Pang(slo.inter_token_latency.threshold_s, int(value), float(KV_TOKENS))
+        )
+    if kind == "gradient2":
+        return PerReplica(pool, Gradient2(int(value)))
+    if kind == "replicas":
+        return Scaled(pool, ours, Always(int(value)), stabilised=False)
+    if kind == "wva":
+        return Scaled(pool, ours, Wva(), stabilised=False)
+    if rest.startswith("queue"):
+        return Scaled(pool, ours, HpaQueue(value))
+    if rest.startswith("kv"):
+        return Scaled(pool, ours, HpaKv(value))
+    raise ValueError(f"no law is called {name!r}")
