@@ -23,7 +23,14 @@ from chairlift_bench.evaluate_laws import (
     WithHeadroom,
     Wva,
 )
-from chairlift_bench.evaluate_scenarios import KV_TOKENS, Setup, all_scenarios, build, costs_of
+from chairlift_bench.evaluate_scenarios import (
+    KV_TOKENS,
+    PROFILES,
+    Setup,
+    all_scenarios,
+    build,
+    costs_of,
+)
 from chairlift_engine.simulator_profile import Profile
 from chairlift_operator.memory import Knobs
 from chairlift_operator.windows import ObjectiveKey
@@ -47,33 +54,38 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What an evaluation covers. minutes: of the steady scenarios."""
+    """What an evaluation covers. minutes: of the steady scenarios. profiles: for settling, and
+    steady_profiles for steady load; the rest is on the first."""
 
     name: str
     minutes: float
     seeds: tuple[int, ...]
     scenarios: tuple[str, ...]
-    profiles: tuple[str, ...]
+    profiles: tuple[str, ...] = PROFILES
+    steady_profiles: tuple[str, ...] = PROFILES
     grid_batch: tuple[int, ...] = GRID_BATCH
     grid_step: tuple[int, ...] = GRID_STEP
     headrooms: tuple[float, ...] = ()
     queue_targets: tuple[float, ...] = (5.0,)
+    other_scalers: tuple[str, ...] = ("hpa kv 0.8", "wva")
+    counts: tuple[int, ...] = (2, 3, 4)
 
 
 QUICK: Final = Size(
     "quick", 4, (1,), ("S1", "S2@1", "S4", "S8-none", "S8-nan", "S8-down", "S10-alone", "S10"),
-    ("reference", "slow"), (256,), (256, 512, 1024),
+    ("reference", "slow"), ("reference",), (256,), (256, 512, 1024),
+    other_scalers=(), counts=(3,),
 )  # fmt: skip
 FAULTS: Final = tuple(f"S8-{kind}" for kind in (
     "none", "nan", "stale", "half-missing", "counter-reset", "delay", "down"))  # fmt: skip
 USUAL: Final = Size(
     "usual", 6, (1, 2, 3),
     ("S1", "S2@0.8", "S2@1", "S3", "S4", "S5", *FAULTS, "S10-alone", "S10"),
-    ("reference", "fast", "slow"), (96, 256), (256, 512, 768, 1024),
+    grid_batch=(96, 256), grid_step=(256, 512, 768, 1024),
     headrooms=(0.85, 1.2, 1.4), queue_targets=(1.0, 5.0, 20.0),
 )  # fmt: skip
 FULL: Final = Size(
-    "full", 15, (1, 2, 3, 4, 5), tuple(all_scenarios(15)), ("reference", "fast", "slow"),
+    "full", 15, (1, 2, 3, 4, 5), tuple(all_scenarios(15)),
     headrooms=(0.7, 0.85, 1.2, 1.4, 1.7), queue_targets=(1.0, 2.0, 5.0, 10.0, 20.0),
 )  # fmt: skip
 SIZES: Final = {size.name: size for size in (QUICK, USUAL, FULL)}
@@ -95,8 +107,9 @@ def runs_of(size: Size) -> list[Run]:
 
 def _profiles(size: Size, scenario: str) -> tuple[str, ...]:
     """Knobs depend on hardware; the count of replicas and faults of metrics hardly do."""
-    by_knobs = scenario == "S1" or scenario.startswith("S2")
-    return size.profiles if by_knobs else size.profiles[:1]
+    if scenario == "S1":
+        return size.profiles
+    return size.steady_profiles if scenario.startswith("S2") else size.profiles[:1]
 
 
 def _laws(size: Size, scenario: str, profile: str) -> Iterable[str]:
@@ -106,14 +119,12 @@ def _laws(size: Size, scenario: str, profile: str) -> Iterable[str]:
     if scenario.startswith(("S8", "S10")):
         return [OURS]
     if scenario in SCALING:
-        counts = (2, 3, 4) if scenario != "S12" else (2, 3, 4, 5)
         return [
             OURS,
             *(f"ours x{factor:g}" for factor in size.headrooms),
             *(f"hpa queue {target:g}" for target in size.queue_targets),
-            "hpa kv 0.8",
-            "wva",
-            *(f"replicas {count}" for count in counts),
+            *size.other_scalers,
+            *(f"replicas {count}" for count in size.counts),
         ]
     return [OURS, DEFAULT, *KNOB_BASELINES, *grid]
 

@@ -230,7 +230,7 @@ def all_scenarios(minutes: float) -> dict[str, Scenario]:
         ),
         Scenario("S3", "code completion: bursts and silence", _steady(0.4, steady_s), "azure-code"),
         Scenario("S4", "a step to four times the load and back",
-                 (Stretch(180.0, 0.7), Stretch(300.0, 2.8), Stretch(540.0, 0.7)),
+                 (Stretch(150.0, 0.5), Stretch(270.0, 2.0), Stretch(480.0, 0.5)),
                  max_replicas=8),
         Scenario("S5", "a minute of six times the load",
                  (Stretch(240.0, 0.6), Stretch(60.0, 3.6), Stretch(300.0, 0.6)), max_replicas=8),

@@ -123,8 +123,8 @@ def rotated(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
     """The same trace from another request on, by seed; from its first with seed 0."""
     first = Random(seed).randrange(len(arrivals)) if seed else 0
     start_s, lap_s = arrivals[first].arrival_s, _lap_s(arrivals)
-    later = [replace(a, arrival_s=a.arrival_s - start_s) for a in arrivals[first:]]
-    return later + [replace(a, arrival_s=a.arrival_s - start_s + lap_s) for a in arrivals[:first]]
+    later = [_moved(a, a.arrival_s - start_s) for a in arrivals[first:]]
+    return later + [_moved(a, a.arrival_s - start_s + lap_s) for a in arrivals[:first]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +137,28 @@ class Stretch:
 
 def at_rates(arrivals: Sequence[Arrival], stretches: Sequence[Stretch]) -> list[Arrival]:
     """One stretch after the other, each of the trace's next requests; over again if it ends."""
-    num_wanted = sum(max(1, round(s.requests_per_s * s.duration_s)) for s in stretches) + 1
-    laps = repeated(arrivals, math.ceil(num_wanted / len(arrivals)) + 1)
+    count, lap_s = len(arrivals), _lap_s(arrivals)
+
+    def time_of(index: int) -> float:
+        return arrivals[index % count].arrival_s + index // count * lap_s
+
     found: list[Arrival] = []
     start_s = 0.0
     for stretch in stretches:
-        rest = laps[len(found) :]
-        part = at_mean_rate(rest, stretch.requests_per_s, stretch.duration_s)
-        found += [replace(a, arrival_s=a.arrival_s + start_s) for a in part]
+        first = len(found)
+        end = first + max(1, round(stretch.requests_per_s * stretch.duration_s))
+        from_s = time_of(first)
+        scale = stretch.duration_s / max(1e-6, time_of(end) - from_s)
+        found += [
+            _moved(arrivals[i % count], start_s + scale * (time_of(i) - from_s))
+            for i in range(first, end)
+        ]
         start_s += stretch.duration_s
     return found
+
+
+def _moved(arrival: Arrival, arrival_s: float) -> Arrival:
+    return Arrival(arrival_s, arrival.prompt_tokens, arrival.output_tokens, arrival.prefix_blocks)
 
 
 def mean_rate_per_s(arrivals: Sequence[Arrival]) -> float:
