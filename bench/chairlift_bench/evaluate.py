@@ -22,7 +22,15 @@ from chairlift_bench.claims import RESULTS
 from chairlift_bench.evaluate_claims import claims_of
 from chairlift_bench.evaluate_figures import Figures
 from chairlift_bench.evaluate_report import write_report
-from chairlift_bench.evaluate_runs import SIZES, Run, Size, carry_out, runs_of
+from chairlift_bench.evaluate_runs import (
+    SIZES,
+    Run,
+    Size,
+    best_settings,
+    carry_out,
+    runs_of,
+    tuning_runs,
+)
 
 NUM_PROCESSES: Final = 2
 SAY_EVERY_S: Final = 10.0
@@ -34,12 +42,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("size", nargs="?", choices=tuple(SIZES), default="usual")
     parser.add_argument("--only", action="append", default=[], metavar="SCENARIO",
         help="leave the other scenarios out; repeatable")  # fmt: skip
+    parser.add_argument("--seed", action="append", default=[], type=int, metavar="N",
+        help="leave the other seeds out; repeatable")  # fmt: skip
     parser.add_argument("--report-to", type=Path, metavar="FOLDER",
         help="where evaluation.md and its pictures go (default: bench/results)")  # fmt: skip
     args = parser.parse_args(argv)
     size = SIZES[args.size]
-    runs = [r for r in runs_of(size) if not args.only or r.scenario in args.only]
     started_s = time.monotonic()
+    baselines = best_settings(_carried_out(tuning_runs(), size) if size.tunes else {})
+    print(f"baselines: {', '.join(baselines)}")
+    runs = [
+        r
+        for r in runs_of(size, baselines)
+        if (not args.only or r.scenario in args.only) and (not args.seed or r.seed in args.seed)
+    ]
     figures = _carried_out(runs, size)
     print(f"{len(runs)} runs in {(time.monotonic() - started_s) / 60:.1f} minutes")
     claims = claims_of(figures)

@@ -5,24 +5,13 @@ so that any process can carry it out alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from chairlift_bench.evaluate_figures import Figures, figures_of
-from chairlift_bench.evaluate_laws import (
-    Aimd,
-    Always,
-    Fixed,
-    Gradient2,
-    HpaKv,
-    HpaQueue,
-    Pang,
-    PerReplica,
-    Scaled,
-    WithHeadroom,
-    Wva,
-)
+from chairlift_bench.evaluate_laws import Aimd, Fixed, Gradient2, Pang, PerReplica
+from chairlift_bench.evaluate_scalers import Always, HpaKv, HpaQueue, Scaled, WithHeadroom, Wva
 from chairlift_bench.evaluate_scenarios import (
     KV_TOKENS,
     PROFILES,
@@ -55,7 +44,7 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Size:
     """What an evaluation covers. minutes: of the steady scenarios. profiles: for settling, and
-    steady_profiles for steady load; the rest is on the first."""
+    steady_profiles for steady load; the rest is on the first. tunes: baselines, beforehand."""
 
     name: str
     minutes: float
@@ -67,6 +56,7 @@ class Size:
     grid_step: tuple[int, ...] = GRID_STEP
     headrooms: tuple[float, ...] = ()
     queue_targets: tuple[float, ...] = (5.0,)
+    tunes: bool = True
     other_scalers: tuple[str, ...] = ("hpa kv 0.8", "wva")
     counts: tuple[int, ...] = (2, 3, 4)
 
@@ -74,7 +64,7 @@ class Size:
 QUICK: Final = Size(
     "quick", 4, (1,), ("S1", "S2@1", "S4", "S8-none", "S8-nan", "S8-down", "S10-alone", "S10"),
     ("reference", "slow"), ("reference",), (256,), (256, 512, 1024),
-    other_scalers=(), counts=(3,),
+    other_scalers=(), counts=(3,), tunes=False,
 )  # fmt: skip
 FAULTS: Final = tuple(f"S8-{kind}" for kind in (
     "none", "nan", "stale", "half-missing", "counter-reset", "delay", "down"))  # fmt: skip
@@ -91,16 +81,39 @@ FULL: Final = Size(
 SIZES: Final = {size.name: size for size in (QUICK, USUAL, FULL)}
 # Where the count of replicas is what matters; the others have one or a given number.
 SCALING: Final = ("S4", "S5", "S9", "S12")
-KNOB_BASELINES: Final = ("aimd", "pang 512", "gradient2 512")
+# Settings of each baseline; the first serves where nothing is tuned.
+SETTINGS: Final = {
+    "aimd": ("aimd 4/32/0.9", "aimd 2/16/0.95", "aimd 8/64/0.8"),
+    "pang": ("pang 512", "pang 256", "pang 768"),
+    "gradient2": ("gradient2 512", "gradient2 256", "gradient2 1024"),
+}
+HELD_OUT_SEED: Final = 0  # no other run has it
+TUNED_ON: Final = "S2@0.8"
 
 
-def runs_of(size: Size) -> list[Run]:
-    """Every one but for those that a later stage adds."""
+def tuning_runs() -> list[Run]:
+    """What tells the best setting of each baseline."""
+    variants = [law for settings in SETTINGS.values() for law in settings]
+    return [Run(TUNED_ON, "reference", law, HELD_OUT_SEED) for law in variants]
+
+
+def best_settings(figures: Mapping[Run, Figures]) -> tuple[str, ...]:
+    """Of each baseline, by goodput in the tuning runs; the first without them."""
+
+    def goodput(law: str) -> float:
+        found = figures.get(Run(TUNED_ON, "reference", law, HELD_OUT_SEED))
+        return found.goodput_per_s if found else 0.0
+
+    return tuple(max(settings, key=goodput) for settings in SETTINGS.values())
+
+
+def runs_of(size: Size, baselines: Sequence[str]) -> list[Run]:
+    """baselines: knob laws to compare with, each with its setting."""
     found: set[Run] = set()
     for scenario in size.scenarios:
         for profile in _profiles(size, scenario):
             for seed in size.seeds:
-                laws = _laws(size, scenario, profile)
+                laws = _laws(size, scenario, baselines)
                 found.update(Run(scenario, profile, law, seed) for law in laws)
     return sorted(found)
 
@@ -112,10 +125,10 @@ def _profiles(size: Size, scenario: str) -> tuple[str, ...]:
     return size.steady_profiles if scenario.startswith("S2") else size.profiles[:1]
 
 
-def _laws(size: Size, scenario: str, profile: str) -> Iterable[str]:
+def _laws(size: Size, scenario: str, baselines: Sequence[str]) -> Iterable[str]:
     grid = [f"static {n}/{c}" for n in size.grid_batch for c in size.grid_step]
     if scenario == "S1":
-        return [OURS, "ours warm", "ours wrong prior", *KNOB_BASELINES, *grid]
+        return [OURS, "ours warm", "ours wrong prior", *baselines, *grid]
     if scenario.startswith(("S8", "S10")):
         return [OURS]
     if scenario in SCALING:
@@ -126,7 +139,7 @@ def _laws(size: Size, scenario: str, profile: str) -> Iterable[str]:
             *size.other_scalers,
             *(f"replicas {count}" for count in size.counts),
         ]
-    return [OURS, DEFAULT, *KNOB_BASELINES, *grid]
+    return [OURS, DEFAULT, *baselines, *grid]
 
 
 def carry_out(run: Run, minutes: float) -> Figures:
@@ -156,7 +169,9 @@ def law_of(name: str, setup: Setup) -> Law:
         batch_size, step_tokens = (int(part) for part in rest.split("/"))
         return PerReplica(pool, Fixed(Knobs(batch_size, step_tokens)))
     if kind == "aimd":
-        return PerReplica(pool, Aimd(key, slo.inter_token_latency.bad_budget))
+        batch, tokens, cut = rest.split("/")
+        budget = slo.inter_token_latency.bad_budget
+        return PerReplica(pool, Aimd(key, budget, int(batch), int(tokens), float(cut)))
     if kind == "pang":
         return PerReplica(
             pool, Pang(slo.inter_token_latency.threshold_s, int(value), float(KV_TOKENS))

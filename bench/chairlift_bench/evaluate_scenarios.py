@@ -56,7 +56,8 @@ spec:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One run but for its law. judged_from_s: what comes before is start-up and not judged.
+    """One run but for its law. judged_from_s: what comes before is start-up and not judged; how
+    soon a cold pool settles is S1's question.
 
     num_turns: how often the load's direction turns, which replicas have to follow.
     fault: what is wrong with metrics in between.
@@ -91,11 +92,10 @@ def build(scenario: Scenario, profile: str, seed: int) -> Setup:
     hardware = Profile.parse(profile)
     pool = with_overrides(parse_pool(_POOL), [f"interactive.replicas.max={scenario.max_replicas}"])
     costs = costs_of(hardware)
-    trace = _trace(scenario.trace)
-    unit = carried_per_s(costs, scenario.trace)
+    arrivals = rotated(_trace(scenario.trace), seed)
+    unit = carried_per_s(costs, _used(arrivals, costs, scenario.loads))
     load = at_rates(
-        rotated(trace, seed),
-        [Stretch(s.duration_s, unit * s.requests_per_s) for s in scenario.loads],
+        arrivals, [Stretch(s.duration_s, unit * s.requests_per_s) for s in scenario.loads]
     )
     setup = Setup(
         pool,
@@ -113,9 +113,8 @@ def costs_of(profile: Profile) -> StepCosts:
     return StepCosts(profile.a_ms / 1e3, profile.b_ms / 1e3, profile.c_ms / 1e3, profile.d_ms / 1e3)
 
 
-def carried_per_s(costs: StepCosts, trace: str) -> float:
+def carried_per_s(costs: StepCosts, arrivals: Sequence[Arrival]) -> float:
     """Requests a second of one replica in the objectives, every prompt token computed."""
-    arrivals = _trace(trace)
     lengths = Lengths(
         sum(a.prompt_tokens for a in arrivals) / len(arrivals),
         sum(a.output_tokens for a in arrivals) / len(arrivals),
@@ -123,6 +122,14 @@ def carried_per_s(costs: StepCosts, trace: str) -> float:
     slo = parse_pool(_POOL).spec.interactive.slo
     target_s = law.MARGIN * slo.inter_token_latency.threshold_s
     return sustainable_rate(costs, target_s, lengths, 256, KV_TOKENS)
+
+
+def _used(
+    arrivals: Sequence[Arrival], costs: StepCosts, loads: Sequence[Stretch]
+) -> Sequence[Arrival]:
+    """About those that the load will consist of: lengths drift in the course of a trace."""
+    num_units = sum(s.duration_s * s.requests_per_s for s in loads)
+    return arrivals[: max(500, round(num_units * carried_per_s(costs, arrivals)))]
 
 
 @lru_cache(maxsize=4)
@@ -151,7 +158,9 @@ def _with_fault(kind: FaultKind | None) -> Callable[[Setup, Scenario], Setup]:
 def _length_shift(setup: Setup, scenario: Scenario) -> Setup:
     """From the middle on, prompts and answers of another service, at the rate that it allows."""
     half_s = setup.until_s / 2
-    rate = scenario.loads[0].requests_per_s * carried_per_s(setup.costs, "mooncake-conversation")
+    rate = scenario.loads[0].requests_per_s * carried_per_s(
+        setup.costs, _trace("mooncake-conversation")
+    )
     later = at_rates(
         rotated(_trace("mooncake-conversation"), setup.conditions.seed), [Stretch(half_s, rate)]
     )
@@ -196,7 +205,7 @@ def _noisy_tenant(setup: Setup, scenario: Scenario) -> Setup:
     third_s = setup.until_s / 3
     flood = at_rates(
         rotated(_trace("azure-conv"), setup.conditions.seed + 17),
-        [Stretch(third_s, 10 * 0.3 * carried_per_s(setup.costs, "azure-conv"))],
+        [Stretch(third_s, 10 * 0.3 * carried_per_s(setup.costs, _trace("azure-conv")))],
     )
     flood = [replace(a, arrival_s=a.arrival_s + third_s) for a in flood]
     noisy = offered(flood, setup.pool, KV_TOKENS, tenant="noisy").requests
@@ -225,7 +234,7 @@ def all_scenarios(minutes: float) -> dict[str, Scenario]:
         Scenario("S1", "saturated, from a cold start", _steady(1.3, 160.0), judged_from_s=60.0),
         *(
             Scenario(f"S2@{rate:g}", f"steady at {rate:g} of what a replica carries",
-                     _steady(rate, steady_s), judged_from_s=90.0)
+                     (Stretch(90.0, 0.5), Stretch(steady_s, rate)), judged_from_s=90.0)
             for rate in (0.5, 0.8, 1.0, 1.2)
         ),
         Scenario("S3", "code completion: bursts and silence", _steady(0.4, steady_s), "azure-code"),

@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 from chairlift_bench.evaluate_claims import Mean, claims_of, hours_at, normalised
 from chairlift_bench.evaluate_faults import DURATION_S, Distortion, FaultKind
 from chairlift_bench.evaluate_figures import Figures, reversals, settle_s
-from chairlift_bench.evaluate_laws import Aimd, Fixed, HpaKv, HpaQueue, PerReplica, Wva
-from chairlift_bench.evaluate_runs import OURS, SIZES, Run, carry_out, law_of, runs_of
+from chairlift_bench.evaluate_laws import Aimd, Fixed, PerReplica
+from chairlift_bench.evaluate_runs import (
+    OURS,
+    SIZES,
+    Run,
+    best_settings,
+    carry_out,
+    law_of,
+    runs_of,
+    tuning_runs,
+)
+from chairlift_bench.evaluate_scalers import HpaKv, HpaQueue, Wva
 from chairlift_bench.evaluate_scenarios import (
     PROFILES,
     all_scenarios,
@@ -25,7 +35,9 @@ from chairlift_engine.simulator_profile import Profile
 from chairlift_operator.exposition import EngineSample
 from chairlift_operator.memory import Knobs
 from chairlift_operator.snapshot import GatewaySnapshot, ReplicaSnapshot, Snapshot
+from chairlift_simulation.arrival_traces import Arrival
 
+SOME = [Arrival(float(i), 1000, 200) for i in range(10)]
 BLANK = Figures(
     num_requests=100, ttft_share=1, itl_share=1, good_share=1, goodput_per_s=1, tokens_per_s=100,
     late_gap_share=0, ttft_p95_s=1, replica_hours=1, batch_size_reversals_per_h=0,
@@ -83,6 +95,15 @@ def test_goodput_is_compared_with_the_best_fixed_setting_of_the_same_seed() -> N
     assert claims_of(runs)["goodput_vs_best_single_setting"] == pytest.approx(0.7 / 0.75)
 
 
+def test_baselines_are_tuned_on_a_seed_that_no_other_run_has() -> None:
+    runs = tuning_runs()
+    best = runs[4]
+    figures = {run: replace(BLANK, goodput_per_s=1.0 + (run == best)) for run in runs}
+    assert best.law in best_settings(figures)
+    seeds = {r.seed for size in SIZES.values() for r in runs_of(size, best_settings({}))}
+    assert not seeds & {run.seed for run in runs}
+
+
 def test_a_mean_without_spread_has_no_interval_and_one_with_it_has() -> None:
     assert Mean.of([2.0, 2.0]) == Mean(2.0, 2.0, 2.0)
     spread = Mean.of([1.0, 2.0, 6.0])
@@ -91,14 +112,16 @@ def test_a_mean_without_spread_has_no_interval_and_one_with_it_has() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_what_a_replica_carries_follows_its_hardware(profile: str) -> None:
-    own = carried_per_s(costs_of(Profile.parse(profile)), "azure-conv")
-    reference = carried_per_s(costs_of(Profile()), "azure-conv")
+    own = carried_per_s(costs_of(Profile.parse(profile)), SOME)
+    reference = carried_per_s(costs_of(Profile()), SOME)
     assert (own > reference, own < reference) == (profile == "fast", profile == "slow")
 
 
 def test_every_law_of_every_size_can_be_made() -> None:
     setup = build(all_scenarios(0.5)["S2@0.8"], "reference", 1)
-    for law in {run.law for size in SIZES.values() for run in runs_of(size)}:
+    baselines = best_settings({})
+    runs = [run for size in SIZES.values() for run in runs_of(size, baselines)]
+    for law in {run.law for run in (*runs, *tuning_runs())}:
         assert law_of(law, setup).start is not None
 
 
@@ -172,5 +195,5 @@ def test_a_fixed_law_says_it_once_and_aimd_cuts_when_too_much_is_late() -> None:
     ruled, _ = fixed.rule(seen(5.0), fixed.start())
     assert ruled.actions == ()  # nothing is known of the engine's policy
     assert fixed._bounded(Knobs(300, 100)) == Knobs(256, 256)
-    aimd = law_of("aimd", setup)
+    aimd = law_of("aimd 4/32/0.9", setup)
     assert isinstance(aimd, PerReplica) and isinstance(aimd.rule_of, Aimd)
