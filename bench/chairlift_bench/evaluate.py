@@ -34,7 +34,8 @@ from chairlift_bench.evaluate_runs import (
 
 NUM_PROCESSES: Final = 2
 SAY_EVERY_S: Final = 10.0
-DOCS: Final = Path(__file__).parents[2] / "docs"
+LONG: Final = ("S12", "S4", "S7", "S6")
+DONE: Final = RESULTS / "evaluate.done.jsonl"  # a line for each run, as soon as it has ended
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,11 +45,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="leave the other scenarios out; repeatable")  # fmt: skip
     parser.add_argument("--seed", action="append", default=[], type=int, metavar="N",
         help="leave the other seeds out; repeatable")  # fmt: skip
+    parser.add_argument("--resume", action="store_true",
+        help="keep what an interrupted evaluation of the same code has done")  # fmt: skip
     parser.add_argument("--report-to", type=Path, metavar="FOLDER",
         help="where evaluation.md and its pictures go (default: bench/results)")  # fmt: skip
     args = parser.parse_args(argv)
     size = SIZES[args.size]
     started_s = time.monotonic()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if not args.resume:
+        DONE.unlink(missing_ok=True)
     baselines = best_settings(_carried_out(tuning_runs(), size) if size.tunes else {})
     print(f"baselines: {', '.join(baselines)}")
     runs = [
@@ -59,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     figures = _carried_out(runs, size)
     print(f"{len(runs)} runs in {(time.monotonic() - started_s) / 60:.1f} minutes")
     claims = claims_of(figures)
-    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / "evaluate.json"
     path.write_text(_as_json(size, figures, claims), encoding="utf-8")
     report = write_report(args.report_to or RESULTS, size, figures, claims)
@@ -70,24 +75,40 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _carried_out(runs: Sequence[Run], size: Size) -> dict[Run, Figures]:
     """The longest first, so that both processes end at about the same time."""
-    figures: dict[Run, Figures] = {}
-    order = sorted(runs, key=lambda r: (r.scenario not in ("S12", "S4", "S7", "S6"), r))
+    known = _done_before()
+    figures = {run: known[run] for run in runs if run in known}
+    order = sorted(set(runs) - set(figures), key=lambda r: (r.scenario not in LONG, r))
     started_s = said_s = time.monotonic()
-    with ProcessPoolExecutor(NUM_PROCESSES, initializer=os.nice, initargs=(5,)) as processes:
+    with (
+        ProcessPoolExecutor(NUM_PROCESSES, initializer=os.nice, initargs=(5,)) as processes,
+        DONE.open("a", encoding="utf-8") as done_file,
+    ):
         waiting = {processes.submit(carry_out, run, size.minutes): run for run in order}
-        for done in as_completed(waiting):
+        for num_done, done in enumerate(as_completed(waiting), start=1):
             run = waiting[done]
             figures[run] = done.result()
+            print(json.dumps({**asdict(run), **figures[run].to_json()}), file=done_file, flush=True)
             now_s = time.monotonic()
-            if now_s - said_s >= SAY_EVERY_S or len(figures) == len(runs):
+            if now_s - said_s >= SAY_EVERY_S or num_done == len(order):
                 said_s = now_s
-                left_s = (now_s - started_s) / len(figures) * (len(runs) - len(figures))
+                left_s = (now_s - started_s) / num_done * (len(order) - num_done)
                 print(
-                    f"  {len(figures)} of {len(runs)} runs, about {left_s / 60:.0f} minutes left; "
+                    f"  {num_done} of {len(order)} runs, about {left_s / 60:.0f} minutes left; "
                     f"{run.scenario} {run.profile} {run.law} seed {run.seed}: "
                     f"{100 * figures[run].good_share:.0f} % good"
                 )
     return figures
+
+
+def _done_before() -> dict[Run, Figures]:
+    if not DONE.exists():
+        return {}
+    found = {}
+    for line in DONE.read_text(encoding="utf-8").splitlines():
+        values = json.loads(line)
+        run = Run(*(values[name] for name in Run.__dataclass_fields__))
+        found[run] = Figures.from_json(values)
+    return found
 
 
 def _as_json(size: Size, figures: dict[Run, Figures], claims: dict[str, float]) -> str:

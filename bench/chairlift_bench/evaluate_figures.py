@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from chairlift_bench.evaluate_faults import BLINDING
 from chairlift_bench.evaluate_scenarios import Setup
@@ -51,6 +51,15 @@ class Figures:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """What is not finite was written as null."""
+        known: dict[str, Any] = {
+            name: math.inf if values[name] is None else values[name]
+            for name in cls.__dataclass_fields__
+        }
+        return cls(**known)
 
 
 def figures_of(setup: Setup, result: PoolResult) -> Figures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -132,9 +133,13 @@ def test_a_scenario_offers_its_load_in_order_and_in_its_time(name: str) -> None:
     assert dues_s == sorted(dues_s) and 0 <= dues_s[0] and dues_s[-1] <= made.until_s
 
 
-def test_a_run_repeats() -> None:
+def test_a_run_repeats_and_survives_being_written_down() -> None:
     run = Run("S2@0.8", "slow", OURS, 3)
-    assert carry_out(run, 1.6) == carry_out(run, 1.6)
+    figures = carry_out(run, 0.5)
+    assert figures == carry_out(run, 0.5)
+    assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
+    late = replace(figures, ttft_p95_s=math.inf)
+    assert Figures.from_json(late.to_json()) == late
 
 
 def seen(at_s: float, num_steps: float = 100.0) -> Snapshot:
