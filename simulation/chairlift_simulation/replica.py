@@ -116,16 +116,18 @@ class VirtualReplica:
         now_s = self.clock.now_s()
         while self._due and self._due[0][0] <= now_s:
             _, number, request = heapq.heappop(self._due)
-            self._engine.request_add(
-                Request(
-                    str(number),
-                    _token_ids(request, number),
-                    SamplingParams(max_tokens=request.output_tokens),
-                    request.due_s,
-                    request.request_class,
-                    request.tenant,
-                )
+            made = Request(
+                str(number),
+                _token_ids(request, number),
+                SamplingParams(max_tokens=request.output_tokens),
+                request.due_s,
+                request.request_class,
+                request.tenant,
             )
+            if not request.prefix_blocks:
+                num_full = request.prompt_tokens // self.scheduler.capacity.block_tokens
+                made.block_keys = _own_keys(number, num_full)
+            self._engine.request_add(made)
             self._is_awake = True
 
     def _wake(self) -> None:
@@ -142,3 +144,9 @@ def _token_ids(request: VirtualRequest, number: int) -> list[int]:
         ids += [_FIRST_BLOCK_ID + block] * PREFIX_BLOCK_TOKENS
     num_left = request.prompt_tokens - len(ids)
     return ids[: request.prompt_tokens] + [_FIRST_OWN_ID + number] * max(0, num_left)
+
+
+def _own_keys(number: int, num_blocks: int) -> list[bytes]:
+    """Names for the blocks of a prompt that no other begins with; digests of them cost more than
+    scheduling it."""
+    return [b"%d/%d" % (number, index) for index in range(num_blocks)]
