@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from chairlift_operator.journal import JournalError, replay
 Json = dict[str, Any]
 RESOURCE: Final = "inferencepools.chairlift.dev"
 KUBECTL_S: Final = 30.0
+_LOG_LINE: Final = re.compile(r"[EWI]\d{4} ")
 
 
 def run_explain(args: argparse.Namespace) -> int:
@@ -99,6 +101,19 @@ def _ask_kubectl(pool: str, namespace: str | None) -> Json:
     except subprocess.TimeoutExpired as error:
         raise CliError("explain: kubectl did not answer", FAILURE_EXIT_CODE) from error
     if done.returncode != 0:
-        raise CliError(f"explain: {done.stderr.strip()}", FAILURE_EXIT_CODE)
+        raise CliError(f"explain: {_refusal(done.stderr)}", FAILURE_EXIT_CODE)
     body: Json = json.loads(done.stdout)
     return body
+
+
+def _refusal(said: str) -> str:
+    """kubectl's own words without its log lines, and what may help."""
+    lines = [line for line in said.splitlines() if line.strip() and not _LOG_LINE.match(line)]
+    told = " ".join(lines) or said.strip() or "kubectl failed and did not say why"
+    if "doesn't have a resource type" in told:
+        return f"{told}: apply crds/, or install the chart"
+    if "NotFound" in told and RESOURCE in told:
+        return f"{told}: name its namespace by -n; kubectl get ipool -A lists all"
+    if "was refused" in told or "no such host" in told:
+        return f"{told} KUBECONFIG names the cluster; a local run is read by --journal"
+    return told

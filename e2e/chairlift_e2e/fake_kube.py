@@ -10,7 +10,7 @@ import base64
 import copy
 from typing import Any, Final
 
-from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod
+from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod, address
 from chairlift_operator.kube.api import ApiError
 from chairlift_operator.kube.merging import merged
 from chairlift_operator.kube.objects import Stores
@@ -25,7 +25,7 @@ SUBRESOURCES: Final = ("scale", "status")
 class FakeKube:
     """Has the methods of `kube.api.Api`. writes: (verb, path, manager) of each, in order.
 
-    refuses, holds: names of pods that no node takes, and that never become ready.
+    holds: names of pods that never become ready. refuses: what is said to an apply, by path.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,7 @@ class FakeKube:
         self.stores = Stores(Store(), {kind.name: Store() for kind in CHILD_KINDS})
         self.pods: dict[str, FakePod] = {}
         self.holds: set[str] = set()
+        self.refuses: dict[str, str] = {}
         self.bad_images: set[str] = set()
         self._version = 100
         self._num_made = self._num_started = 0
@@ -57,6 +58,8 @@ class FakeKube:
         base, _, sub = path.rpartition("/")
         if sub in SUBRESOURCES:
             path = base
+        if path in self.refuses:
+            raise ApiError(422, f"PATCH {path}: {self.refuses[path]}")
         before = self.objects.get(path, {"kind": manifest["kind"]})
         if sub == "status":  # one manager has all of it: what it does not say is gone
             before = {**before, "status": {}}
@@ -212,7 +215,7 @@ class FakeKube:
 
     async def _start(self, name: str, pod: Json) -> FakePod:
         self._num_started += 1
-        ip = f"127.3.{self._num_started // 250}.{self._num_started % 250 + 1}"
+        ip = address(self._num_started)
         is_engine = pod["metadata"]["labels"]["chairlift.dev/role"] == "engine"
         fake = FakeEngine(ip) if is_engine else FakeGateway(ip)
         await fake.start()

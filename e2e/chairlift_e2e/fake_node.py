@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 
 import aiohttp
 
-from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod
+from chairlift_e2e.fake_engine import FakeEngine, FakeGateway, FakePod, address
 from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.paths import POD
@@ -124,7 +124,7 @@ class FakeNode:
     async def _start(self, pod: Json) -> FakePod:
         metadata = pod["metadata"]
         self._num_addresses += 1
-        ip = f"127.1.{self._num_addresses // 250}.{self._num_addresses % 250 + 1}"
+        ip = address(self._num_addresses)
         is_engine = metadata["labels"]["chairlift.dev/role"] == "engine"
         fake = FakeEngine(ip) if is_engine else FakeGateway(ip)
         await fake.start()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from importlib.metadata import version
 from pathlib import Path
 
+from chairlift_engine import VERSION
 from chairlift_engine.server.door import Bounds
 from chairlift_engine.server.engine_server import DRAIN_S
 
@@ -14,7 +14,7 @@ from chairlift_engine.server.engine_server import DRAIN_S
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("chairlift-engine", description="One engine replica.")
     add = made.add_argument
-    add("--version", action="version", version=f"chairlift-engine {version('chairlift')}")
+    add("--version", action="version", version=f"chairlift-engine {VERSION}")
     add("--runner", choices=("torch", "simulator"), default="torch")
     add("--model-source", help="hf://owner/name[@revision], file:///path or cache://name")
     add("--model-name", required=True, help="what clients call the model")

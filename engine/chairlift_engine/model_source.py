@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from http import HTTPStatus
 from pathlib import Path
 
 CACHE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -79,15 +80,34 @@ def _from_hub(reference: str) -> Path:
             "hf://owner/name@revision"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         folder = snapshot_download(
             match["id"], revision=match["revision"], allow_patterns=list(HUB_FILES)
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelSourceError(
-            f"model.source: hf://{reference} could not be downloaded ({type(error).__name__}); "
-            "check the id, HF_TOKEN for gated models, and HF_ENDPOINT behind a mirror"
-        ) from error
+    except OSError as error:  # the hub's own are of this kind
+        why = _hub_refusal(error, match["revision"] or "main")
+        raise ModelSourceError(f"model.source: hf://{reference} {why}") from error
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelSourceError(f"model.source: hf://{reference} holds no config.json")
     return Path(folder)
+
+
+def _hub_refusal(error: OSError, revision: str) -> str:
+    from huggingface_hub import errors
+
+    token = "HF_TOKEN (of a pool: model.huggingFace.tokenSecret)"
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {revision}: name a branch, a tag or a commit that it has"
+    if isinstance(error, errors.GatedRepoError):
+        return f"is gated: accept its terms, and set {token} to one that may read it"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"is not there, or not for this token: check the id, and {token} if it is private"
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return f"is refused with {status}: set {token} to one that may read it"
+    said = type(error).__name__ if status is None else f"{type(error).__name__}, {status}"
+    return (
+        f"could not be downloaded ({said}); check that the hub can be reached, and HF_ENDPOINT "
+        "(of a pool: model.huggingFace.endpoint) behind a mirror"
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chairlift_operator.decisions import Decision, ReplicaReport
-from chairlift_operator.windows import Attainment
 
 
 def inputs_of(decision: Decision, reports: Sequence[ReplicaReport]) -> dict[str, str]:
@@ -37,7 +36,3 @@ def _inputs_of_one(report: ReplicaReport) -> dict[str, str]:
         "KV memory used": report.kv_usage is not None and f"{100 * report.kv_usage:.0f} %",
     }
     return {name: value for name, value in told.items() if isinstance(value, str)}
-
-
-def _share(seen: Attainment | None) -> str | None:
-    return f"{seen.good_percent:.1f} %" if seen else None

@@ -23,6 +23,7 @@ DRAIN_S: Final = 240.0  # a queue shall be gone by then
 KV_FILL: Final = 0.8
 KEPT_FILL: Final = 0.9  # of FILL: what one replica fewer may be filled to
 KEPT_KV: Final = 0.75
+FALLEN_FILL: Final = 0.75  # of FILL: noise of a fifth up and down does not get here from growth
 FORECAST: Final = 1.5
 REST_S: Final = 60.0  # between two changes, when the last of them shrinks
 FIRST_WARM_UP_S: Final = 30.0
@@ -60,11 +61,15 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What demand asks for now, whatever the bounds. fits_fewer: one less would carry it too."""
+    """What demand asks for now, whatever the bounds. fits_fewer: one less would carry it too.
+
+    fell: one less would be far from filled, so those that still start are too many.
+    """
 
     count: int
     reason: str
     fits_fewer: bool = True
+    fell: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +140,26 @@ def forecast(rate: float, slope_per_s: float, warm_up_s: float) -> float:
     return max(rate, min(FORECAST * rate, rate + max(0.0, slope_per_s) * warm_up_s / 2))
 
 
+def fill(warm_up_s: float) -> float:
+    """To what share of its rate a replica is filled: the longer a new one takes, the less."""
+    return SLOW_START_FILL if warm_up_s > SLOW_START_S else FILL
+
+
+def unmet_rate(
+    arrivals_per_s: float, num_queued: float, per_replica: float, supply: Supply, warm_up_s: float
+) -> float:
+    """Requests a second that drain the queue in time, beyond what the supply has to spare."""
+    spare = max(0.0, supply.count * fill(warm_up_s) * per_replica - arrivals_per_s)
+    backlog = max(0.0, num_queued - arrivals_per_s)
+    return max(0.0, backlog / DRAIN_S - spare)
+
+
 def replicas_for_rate(
     arrivals_per_s: float, num_queued: float, per_replica: float, supply: Supply, warm_up_s: float
 ) -> float:
     """Replicas, in fractions, that carry the arrivals and drain the queue."""
-    fill = SLOW_START_FILL if warm_up_s > SLOW_START_S else FILL
-    spare = max(0.0, supply.count * fill * per_replica - arrivals_per_s)
-    backlog = max(0.0, num_queued - arrivals_per_s)
-    return (arrivals_per_s + max(0.0, backlog / DRAIN_S - spare)) / (fill * per_replica)
+    unmet = unmet_rate(arrivals_per_s, num_queued, per_replica, supply, warm_up_s)
+    return (arrivals_per_s + unmet) / (fill(warm_up_s) * per_replica)
 
 
 def rounded_up(need: float, supply: Supply) -> int:
@@ -163,7 +180,7 @@ def scale(given: ScaleInput) -> Scale:
         kept = bounds.clamp(count - len(given.stuck))
         return _changed(given, state, kept, f"withdrawn: {given.stuck[0]}")
     want = given.want
-    if want is not None and (kept := _without_pending(given, want)) < count:
+    if want is not None and (kept := _without_pending(given, state, want)) < count:
         return _changed(given, state, kept, f"{want.reason}; those that start are too many")
     is_blocked = state.is_blocked(given.now_s)
     if want is not None and want.count > count and not is_blocked:
@@ -205,20 +222,27 @@ def _remember(given: ScaleInput) -> ScaleState:
     state, now_s = given.state, given.now_s
     missed = state.num_missed_in_row + 1 if given.complaint else 0
     wants = state.wants
-    if given.want is not None:
-        wants = (*wants, (now_s, given.want.count))
+    if (want := given.want) is not None:
+        count = want.count if want.fits_fewer else max(want.count, given.supply.count)
+        wants = (*wants, (now_s, count))
     # One entry from before the window is kept: it tells that the window was seen whole.
     while len(wants) > 1 and wants[1][0] <= now_s - given.window_s:
         wants = wants[1:]
     return replace(state, wants=wants, num_missed_in_row=missed)
 
 
-def _without_pending(given: ScaleInput, want: Want) -> int:
-    """What is left when replicas that serve nobody yet are called off; no window is waited for."""
+def _without_pending(given: ScaleInput, state: ScaleState, want: Want) -> int:
+    """What is left when replicas that serve nobody yet are called off; no window is waited for
+    where demand was seen to fall. One that a complaint asked for is not called off by demand."""
     supply = given.supply
-    if not supply.num_pending or not want.fits_fewer or want.count >= supply.count:
+    if not supply.num_pending or not want.fell or want.count >= supply.count:
         return supply.count
-    return given.bounds.clamp(max(want.count, supply.num_ready))
+    asked_for_it = max(count for _, count in state.wants) >= supply.count
+    complained = given.complaint is not None or -math.inf < state.changed_at_s == state.asked_at_s
+    if not complained and not asked_for_it and not _saw_whole_window(given, state):
+        return supply.count  # asked for by whoever led before
+    least = supply.num_ready + complained
+    return given.bounds.clamp(min(supply.count, max(want.count, least)))
 
 
 def _changed(given: ScaleInput, state: ScaleState, count: int, reason: str) -> Scale:
@@ -237,14 +261,17 @@ def _may_ask(given: ScaleInput, state: ScaleState) -> bool:
 
 def _may_shrink(given: ScaleInput, state: ScaleState, want: Want) -> bool:
     supply, now_s = given.supply, given.now_s
-    whole_window = bool(state.wants) and state.wants[0][0] <= now_s - given.window_s
     return (
         given.is_certain
         and supply.num_pending == 0
         and supply.num_draining == 0
         and not given.complaint
-        and whole_window
+        and _saw_whole_window(given, state)
         and max(count for _, count in state.wants) < supply.count
         and now_s - state.changed_at_s >= min(REST_S, given.window_s)
         and want.fits_fewer
     )
+
+
+def _saw_whole_window(given: ScaleInput, state: ScaleState) -> bool:
+    return bool(state.wants) and state.wants[0][0] <= given.now_s - given.window_s

@@ -17,7 +17,7 @@ from chairlift_operator import law
 from chairlift_operator.decisions import Decision, ReplicaReport, SetReplicas
 from chairlift_operator.memory import Memory, ScalingMemory
 from chairlift_operator.replica_law import (
-    FILL,
+    FALLEN_FILL,
     KEPT_FILL,
     KEPT_KV,
     KV_FILL,
@@ -25,10 +25,12 @@ from chairlift_operator.replica_law import (
     ScaleInput,
     Want,
     allot,
+    fill,
     forecast,
     replicas_for_rate,
     rounded_up,
     scale,
+    unmet_rate,
 )
 from chairlift_operator.scaling_view import ScalingView
 from chairlift_operator.snapshot import Phase, Snapshot
@@ -159,24 +161,24 @@ def _interactive_want(view: ScalingView) -> Want | None:
         return None
     supply, warm_up_s = view.supply(INTERACTIVE), view.memory.scaling.warm_up_s
     expected = forecast(rate, arrivals.slope_per_s(INTERACTIVE, now_s), warm_up_s)
-    need = replicas_for_rate(expected, num_queued, per_replica, supply, warm_up_s)
+    # What queues while replicas start is no sign that still more are needed.
+    num_extra = 0.0 if supply.num_pending else num_queued
+    need = replicas_for_rate(expected, num_extra, per_replica, supply, warm_up_s)
+    is_drained = not unmet_rate(expected, num_extra, per_replica, supply, warm_up_s)
     reason = f"{rate:.2g} requests/s arrive"
     if num_queued:
         reason += f" and {num_queued:.0f} wait"
     reason += f", a replica carries {per_replica:.2g}/s within the objectives"
-    count, tokens, kv_tokens = rounded_up(need, supply), load.kv_tokens_needed, load.kv_tokens
+    count, kv_tokens = rounded_up(need, supply), load.kv_tokens
+    tokens = load.kv_tokens_held if is_drained else load.kv_tokens_needed
     by_memory = math.ceil(tokens / (KV_FILL * kv_tokens)) if kv_tokens else 0
     if by_memory > count:
         count = by_memory
         reason = f"{tokens:.0f} tokens of context need room, a replica holds {kv_tokens:.0f}"
     fewer = max(1, supply.count - 1)
-    return Want(
-        count,
-        reason,
-        fits_fewer=rate <= fewer * per_replica * KEPT_FILL * FILL
-        and tokens <= KEPT_KV * fewer * kv_tokens
-        and num_queued <= supply.count,
-    )
+    filled = expected / (fewer * per_replica * fill(warm_up_s))
+    has_room = load.kv_tokens_needed <= KEPT_KV * fewer * kv_tokens and num_queued <= supply.count
+    return Want(count, reason, filled <= KEPT_FILL and has_room, filled <= FALLEN_FILL and has_room)
 
 
 def _interactive_rate(view: ScalingView) -> float | None:

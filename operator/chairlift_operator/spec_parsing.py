@@ -141,7 +141,8 @@ def _sentence(detail: ErrorDetails) -> str:
         return f"{path}: must be {context['expected']}, not {given}."
     if kind in ("dataclass_type", "dataclass_exact_type"):
         return f"{path}: must be an object with fields, not {given}."
-    demand = detail["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    demand = detail["msg"].removeprefix("Input should be ")
+    demand = demand.replace("a valid integer", "an integer").replace("a valid ", "a ")
     return f"{path}: must be {demand}, not {given}."
 
 
@@ -155,6 +156,8 @@ def _location(parts: Sequence[int | str]) -> list[str]:
 
 
 def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)  # as YAML spells it
     try:
         text = _SHORT.repr(value)
     except ValueError:  # Python refuses to spell out thousands of digits

@@ -17,12 +17,14 @@ LENT_WINDOW_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """kv_tokens: of one replica. kv_tokens_needed: contexts of all that runs and waits."""
+    """kv_tokens: of one replica. kv_tokens_held: contexts of all that runs. kv_tokens_needed: of
+    all that runs and waits."""
 
     num_running: float
     num_waiting: float
     oldest_waiting_s: float
     kv_tokens: float
+    kv_tokens_held: float
     kv_tokens_needed: float
 
     @classmethod
@@ -39,6 +41,7 @@ class Workload:
             num_waiting=num_waiting,
             oldest_waiting_s=max((c.oldest_waiting_s or 0.0 for c in own), default=0.0),
             kv_tokens=min(held, default=0.0),
+            kv_tokens_held=num_running * context,
             kv_tokens_needed=(num_running + num_waiting) * context,
         )
 

@@ -95,12 +95,39 @@ def test_a_pool_that_no_operator_has_seen_says_so(
     assert "no operator has looked at it yet" in capsys.readouterr().out
 
 
-def test_what_kubectl_refuses_is_said_in_its_words(
-    kubectl: Callable[..., None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'Error from server (NotFound): inferencepools.chairlift.dev "chat" not found',
+            'Error from server (NotFound): inferencepools.chairlift.dev "chat" not found: name its '
+            "namespace by -n; kubectl get ipool -A lists all",
+        ),
+        (
+            'error: the server doesn\'t have a resource type "inferencepools"',
+            'error: the server doesn\'t have a resource type "inferencepools": apply crds/, or '
+            "install the chart",
+        ),
+        (
+            'E1130 03:48:06.907190 17830 memcache.go:265] "Unhandled Error"\n'
+            "The connection to the server localhost:8080 was refused - did you specify the right "
+            "host or port?",
+            "The connection to the server localhost:8080 was refused - did you specify the right "
+            "host or port? KUBECONFIG names the cluster; a local run is read by --journal",
+        ),
+        ("Error from server (Forbidden): no", "Error from server (Forbidden): no"),
+    ],
+    ids=["no such pool", "no CRD", "no cluster", "no rights"],
+)
+def test_what_kubectl_refuses_is_said_in_its_words_with_what_may_help(
+    kubectl: Callable[..., None], capsys: pytest.CaptureFixture[str], said: str, told: str
 ) -> None:
-    kubectl('Error from server (NotFound): inferencepools "chat" not found', 1)
+    kubectl(said, 1)
     assert main(["explain", "chat"]) == 1
-    assert "chairlift: explain: Error from server (NotFound)" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"chairlift: explain: {told}\n"
+
+
+def test_explain_wants_a_pool_or_a_journal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 2
     assert "name a pool, or a journal" in capsys.readouterr().err
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +31,10 @@ def _lease(kube: Kube, namespace: str = SYSTEM) -> Object:
 def test_a_standby_finishes_what_a_killed_leader_began(
     kube: Kube, node: FakeNode, pool: Any, start_operator: Start
 ) -> None:
-    with start_operator("first") as first, start_operator("second"):
-        eventually("one leads", lambda: _lease(kube).get("holderIdentity") == "first", 30.0)
+    with ExitStack() as operators:
+        first = operators.enter_context(start_operator("first"))
+        eventually("it leads", lambda: _lease(kube).get("holderIdentity") == "first", 30.0)
+        operators.enter_context(start_operator("second"))
         pool.apply(interactive={"replicas": {"min": 1, "max": 3}})
         pool.wait_ready()
         (_, engine), *_ = pool.engines().items()
@@ -59,7 +63,7 @@ def test_a_leader_that_ends_in_order_is_followed_at_once(
 
 
 def test_a_second_install_writes_nothing_to_a_pool_that_is_not_its_own(
-    kube: Kube, node: FakeNode, pool: Any, start_operator: Start
+    kube: Kube, node: FakeNode, pool: Any, start_operator: Start, logs: Path
 ) -> None:
     other = "chairlift-other"
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
@@ -72,6 +76,8 @@ def test_a_second_install_writes_nothing_to_a_pool_that_is_not_its_own(
         pool.patch(interactive={"batchSize": {"max": 64}})
         renewed = _lease(kube, other)["renewTime"]
         eventually("it has ticked", lambda: _lease(kube, other)["renewTime"] > renewed, 30.0)
+        said = f"belongs to {SYSTEM}/chairlift, this operator is {other}/chairlift"
+        eventually("it is said", lambda: said in (logs / "intruder.log").read_text(), 30.0)
     assert _versions(pool) == versions
 
 

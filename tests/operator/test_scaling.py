@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift_operator.arrivals import Arrivals
+from chairlift_operator.arrivals import RATE_WINDOW_S, Arrivals
 from chairlift_operator.decisions import SetPolicy, SetReplicas
 from chairlift_operator.exposition import ClassSample, EngineSample, GatewayClassSample, SloCount
 from chairlift_operator.memory import Memory
@@ -132,6 +133,50 @@ def test_a_replica_that_starts_counts_as_one_that_runs(given_: ScaleInput) -> No
         assert scale(given_).count >= started - 1 or started > supply.count
     if given_.want is not None and given_.want.count > supply.count and given_.is_managed:
         assert scale(given_).count == started
+
+
+def _asked(**changes: Any) -> ScaleInput:
+    """One replica serves, demand asks for one, a whole window was seen."""
+    calm = ScaleInput(
+        bounds=Bounds(1, 9),
+        supply=Supply(1, 0, 0),
+        want=Want(1, "so"),
+        complaint=None,
+        is_certain=True,
+        is_managed=True,
+        window_s=300.0,
+        warm_up_s=30.0,
+        state=ScaleState(wants=((0.0, 1),)),
+        now_s=1000.0,
+    )
+    return replace(calm, **changes)
+
+
+def test_a_replica_that_a_complaint_asked_for_is_not_called_off_by_demand() -> None:
+    state = ScaleState(wants=((0.0, 1),), num_missed_in_row=1)
+    asked = scale(_asked(complaint="late", state=state))
+    assert asked.count == 2
+    for complaint in ("late", None):  # it may cease before the replica is there
+        starting = _asked(
+            complaint=complaint, supply=Supply(1, 1, 0), state=asked.state, now_s=1005
+        )
+        assert scale(starting).count == 2
+
+
+@pytest.mark.parametrize(
+    ("wants", "count"),
+    [
+        (((995.0, 5), (1000.0, 1)), 1),  # demand was seen to fall
+        (((600.0, 1), (1000.0, 1)), 1),  # a whole window needed less
+        (((995.0, 1), (1000.0, 1)), 5),  # who led before may have known better
+    ],
+)
+def test_what_starts_is_called_off_where_demand_was_seen_to_need_less(
+    wants: tuple[tuple[float, int], ...], count: int
+) -> None:
+    starting = _asked(supply=Supply(1, 4, 0), state=ScaleState(wants=wants))
+    assert scale(starting).count == count
+    assert scale(replace(starting, want=Want(1, "so", fell=False))).count == 5
 
 
 @given(given_=scale_inputs())
@@ -260,6 +305,7 @@ class Fleet:
         self.most = 0
         self.rng = random.Random(5)
         self.blind = False
+        self.warm_up_s = WARM_UP_S
 
     def count(self, request_class: RequestClass) -> int:
         return sum(e.request_class is request_class and not e.draining for e in self.engines)
@@ -305,7 +351,7 @@ class Fleet:
         names = {e.name for e in self.engines}
         while self.count(action.request_class) < action.count:
             name = next(n for n in free if n not in names)
-            ready_at_s = self.now_s + WARM_UP_S
+            ready_at_s = self.now_s + self.warm_up_s
             self.engines.append(FleetEngine(name, action.request_class, ready_at_s))
         self.most = max(self.most, len(self.engines))
 
@@ -360,9 +406,11 @@ class Fleet:
         )
 
 
-def _fleet_pool(make_pool: Make, batch: Batch | None = None, **spec: Any) -> InferencePool:
+def _fleet_pool(
+    make_pool: Make, batch: Batch | None = None, most: int = 4, **spec: Any
+) -> InferencePool:
     scaling = Autoscaling(scale_down_window_s=60.0)
-    pool = make_pool(replicas=(1, 4), batch_work=batch, autoscaling=scaling, **spec)
+    pool = make_pool(replicas=(1, most), batch_work=batch, autoscaling=scaling, **spec)
     assert isinstance(pool, InferencePool)
     return pool
 
@@ -377,7 +425,7 @@ def test_load_that_comes_and_goes_is_followed_out_at_once_and_in_by_one(make_poo
     fleet = Fleet(_fleet_pool(make_pool, capacity=CapacityLimit(4)))
     list(fleet.run(60.0, interactive=0.3 * fleet.rate))
     assert fleet.count(INTERACTIVE) == 1
-    grown = list(fleet.run(180.0, interactive=2.0 * fleet.rate))
+    grown = list(fleet.run(240.0, interactive=2.0 * fleet.rate))
     assert fleet.count(INTERACTIVE) == 3
     assert "requests/s arrive" in _says(grown)[0]
     shrunk = list(fleet.run(600.0, interactive=0.3 * fleet.rate))
@@ -395,6 +443,57 @@ def test_an_idle_pool_goes_to_its_minimum_and_a_blind_one_stays(make_pool: Make)
     assert not _says(list(fleet.run(400.0)))
     fleet.blind = False
     list(fleet.run(800.0))
+    assert fleet.count(INTERACTIVE) == 1
+
+
+@pytest.mark.parametrize("warm_up_s", [20.0, 90.0])
+def test_what_queues_while_replicas_load_asks_for_no_more_of_them(
+    make_pool: Make, warm_up_s: float
+) -> None:
+    fleet = Fleet(_fleet_pool(make_pool, most=9))
+    list(fleet.run(60.0, interactive=0.3 * fleet.rate))
+    fleet.warm_up_s = warm_up_s
+    while fleet.count(INTERACTIVE) == 1:  # until the load is noticed
+        list(fleet.run(fleet.now_s + 5.0, interactive=2.0 * fleet.rate))
+    list(fleet.run(fleet.now_s + RATE_WINDOW_S, interactive=2.0 * fleet.rate))
+    known = fleet.count(INTERACTIVE)  # with the whole rate seen, and none of them up
+    loading = [e for e in fleet.engines if e.ready_at_s > fleet.now_s]
+    while loading and fleet.now_s < max(e.ready_at_s for e in loading):
+        list(fleet.run(fleet.now_s + 5.0, interactive=2.0 * fleet.rate))
+        assert fleet.count(INTERACTIVE) <= known
+
+
+@pytest.mark.parametrize("mean", [0.7, 1.4, 2.2])
+def test_noise_of_a_fifth_about_a_steady_mean_moves_at_most_once_in_a_window(
+    make_pool: Make, mean: float
+) -> None:
+    window_s = 300.0
+    pool = _fleet_pool(make_pool)
+    pool = replace(pool, spec=replace(pool.spec, autoscaling=Autoscaling()))
+    fleet, rng, moves = Fleet(pool), random.Random(3), []
+    assert pool.spec.autoscaling.scale_down_window_s == window_s
+    fleet.warm_up_s = 60.0
+    while fleet.now_s < 3000.0:
+        rate = mean * fleet.rate * rng.uniform(0.8, 1.2)
+        for made in fleet.run(fleet.now_s + 5.0, interactive=rate):
+            moves += [fleet.now_s for a in made.actions if isinstance(a, SetReplicas)]
+    steady = [at_s for at_s in moves if at_s > 1500.0]
+    assert all(later - at_s >= window_s for at_s, later in itertools.pairwise(steady))
+
+
+def test_a_controller_that_restarts_keeps_what_it_finds_for_a_whole_window(
+    make_pool: Make,
+) -> None:
+    fleet = Fleet(_fleet_pool(make_pool, most=9))
+    list(fleet.run(120.0, interactive=2.0 * fleet.rate))
+    list(fleet.run(240.0, interactive=0.3 * fleet.rate))
+    for number in (5, 6):  # asked for by the leader before
+        fleet.engines.append(FleetEngine(f"interactive-{number}", INTERACTIVE, fleet.now_s + 40.0))
+    found, fleet.memory = fleet.count(INTERACTIVE), Memory.start(2, REFERENCE)
+    restarted_s = fleet.now_s
+    list(fleet.run(restarted_s + 60.0, interactive=0.3 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == found
+    list(fleet.run(restarted_s + 600.0, interactive=0.3 * fleet.rate))
     assert fleet.count(INTERACTIVE) == 1
 
 

@@ -116,7 +116,7 @@ def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_repli
         ),
         (
             _with("  interactive: {batchSize: {min: '4'}}\n"),
-            "spec.interactive.batchSize.min: must be integer, not '4'.",
+            "spec.interactive.batchSize.min: must be an integer, not '4'.",
         ),
         (
             _with("  interactive: {slo: {interTokenLatency: {threshold: 300}}}\n"),
@@ -256,8 +256,8 @@ COSTS = "b: 0s, c: 0s, d: 0s"
                 ("1.0e-20", "objective: must be greater than or equal to 1, not 1e-20."),
                 ("99.999999", "objective: must be less than or equal to 99.99, not 99.999999."),
                 (".nan", "not nan."),
-                ("true", "objective: must be number, not True."),
-                ("'95'", "objective: must be number, not '95'."),
+                ("true", "objective: must be a number, not true."),
+                ("'95'", "objective: must be a number, not '95'."),
             ]
         ],
         (_with(SLO % ("0.0000001ms", 95)), "threshold: must be at least 0.001ms, not '0.00"),
@@ -265,9 +265,15 @@ COSTS = "b: 0s, c: 0s, d: 0s"
         (_with(SLO % ("9" * 400 + "s", 95)), "threshold: must be at most 24h, not '999"),
         (_with(SLO % ("٣s", 95)), "threshold: must be a duration with its unit"),
         (_with(PROFILE % f"a: 0s, {COSTS}"), "profile.a: must be at least 0.001ms, not '0s'."),
-        (_with(PROFILE % f"a: 1s, {COSTS}, noise: '0'"), "profile.noise: must be number, not '0'."),
+        (
+            _with(PROFILE % f"a: 1s, {COSTS}, noise: '0'"),
+            "profile.noise: must be a number, not '0'.",
+        ),
         (_with(PROFILE % f"a: 1s, {COSTS}, named: 1"), "profile.named: is not a field here"),
-        (_with("  batch: {borrowing: {maxShare: true}}\n"), "maxShare: must be number, not True."),
+        (
+            _with("  batch: {borrowing: {maxShare: true}}\n"),
+            "maxShare: must be a number, not true.",
+        ),
         (_with("  interactive: {batchSize: {max: 1000001}}\n"), "less than or equal to 1000000"),
         (_with("  batch: {stepTokens: {min: 1000001}}\n"), "less than or equal to 1000000"),
         *[

@@ -105,6 +105,17 @@ def test_the_grace_period_covers_leaving_the_endpoints_and_the_drain(
     assert template["spec"]["terminationGracePeriodSeconds"] == PRE_STOP_S + 120 + LAST_WORDS_S
 
 
+def test_one_slow_answer_takes_no_pod_out_and_a_busy_engine_is_not_restarted(
+    make_pool: MakePool, settings: Settings
+) -> None:
+    container = _container(_template(make_pool(), settings))
+    ready, live = container["readinessProbe"], container["livenessProbe"]
+    assert ready["failureThreshold"] >= 3 and ready["timeoutSeconds"] >= 2
+    assert live["failureThreshold"] * live["periodSeconds"] >= 60
+    assert ready["httpGet"]["path"] != live["httpGet"]["path"]
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"  # why it ended
+
+
 def test_pods_run_without_privileges(make_pool: MakePool, render: Any) -> None:
     made = render(make_pool())
     for name in ("Deployment/chat-interactive", "Deployment/chat-gateway"):

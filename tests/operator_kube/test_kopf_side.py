@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def test_kopf_posts_nothing_and_asks_for_no_more_than_pools() -> None:
     assert isinstance(settings.watching.server_timeout, int)  # an API server refuses 300.0
     assert settings.watching.client_timeout is not None
     assert settings.watching.client_timeout > settings.watching.server_timeout
+
+
+def test_kopf_does_not_give_up_on_an_api_server_that_is_away() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    backoffs: Any = settings.networking.error_backoffs
+    for _ in range(2):  # asked anew for each request
+        hour = list(itertools.islice(backoffs, 360))
+        assert len(hour) == 360 and max(hour) <= 10 and hour[0] <= 1
 
 
 def _body(version: int) -> dict[str, Any]:

@@ -76,7 +76,9 @@ UNSCHEDULABLE: Json = {
             _waiting(
                 "CrashLoopBackOff",
                 restartCount=4,
-                lastState={"terminated": {"exitCode": 2, "message": "model.source: none\n"}},
+                lastState={
+                    "terminated": {"exitCode": 2, "message": "starts\nmodel.source: none\n"}
+                },
             ),
             "it has ended 4 times, last with exit code 2: model.source: none",
         ),

@@ -72,6 +72,158 @@ def test_twenty_turns_under_another_autoscaler_write_no_count(run: Any) -> None:
     run(body)
 
 
+def test_a_pool_that_was_always_scaled_by_somebody_else_gets_no_count_from_us(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(
+            interactive={"replicas": {"min": 2, "max": 4}}, autoscaling={"mode": "External"}
+        )
+        await pool.turn(20)
+        assert not [w for w in pool.kube.writes if w[2] == "chairlift-scaler"]
+        assert pool.condition("Ready")["status"] == "True"
+
+    run(body)
+
+
+def test_a_look_at_an_old_spec_takes_no_count_back(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 3}})
+        await pool.turn(3)
+        old = pool.body
+        pool.set_spec(interactive={"replicas": {"min": 3, "max": 3}}, gateway={"replicas": 3})
+        await pool.until(lambda: pool.count == 3)
+        await pool.controller.reconcile(old)
+        assert pool.count == 3
+
+    run(body)
+
+
+@pytest.mark.parametrize(("by_hand", "kept"), [(2, 2), (4, 3)])
+def test_a_count_set_by_hand_is_taken_up_inside_the_bounds(
+    run: Any, by_hand: int, kept: int
+) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 3}})
+        await pool.turn(4)
+        await pool.kube.patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": by_hand}}, "person")
+        await pool.turn(8)
+        assert pool.count == kept
+        assert pool.status["interactive"]["desired"] == kept
+
+    run(body)
+
+
+def test_a_place_moves_to_the_other_class_only_when_the_pod_that_held_it_is_gone(
+    run: Any,
+) -> None:
+    async def body(pool: Turned) -> None:
+        def spec(interactive: int, batch: int) -> Json:
+            return {
+                "interactive": {"replicas": {"min": interactive, "max": 3}},
+                "batch": {"replicas": {"min": batch, "max": 2}, "borrowing": {}},
+                "capacity": {"replicas": 3},
+            }
+
+        def held() -> list[str]:
+            return [p for p in pool.kube.objects if "/pods/chat-" in p and "gateway" not in p]
+
+        pool.set_spec(**spec(1, 2))
+        await pool.until(lambda: pool.status.get("batch", {}).get("ready") == 2)
+        going = pool.kube.engines("chat-batch")
+        pool.set_spec(**spec(3, 0))
+        await pool.until(lambda: all(engine.is_draining for engine in going.values()))
+        for engine in going.values():
+            engine.num_in_flight = 1  # drained as far as was asked, and still ends slowly
+        for name, engine in going.items():
+            path = f"/api/v1/namespaces/team/pods/{name}"
+            await pool.until(lambda path=path: _is_ending(pool, path), num_turns=200)
+            for _ in range(4):
+                await pool.turn()
+                assert len(held()) <= 3
+            assert path in held()
+            engine.num_in_flight = 0
+        await pool.until(lambda: len(pool.kube.engines("chat-interactive")) == 3)
+        assert len(held()) == 3
+
+    run(body)
+
+
+def _is_ending(pool: Turned, path: str) -> bool:
+    return "deletionTimestamp" in pool.kube.objects[path]["metadata"]
+
+
+def test_a_stream_of_five_minutes_outlives_the_shrinking(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 2, "max": 2}})
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 2)
+        engines = pool.kube.engines("chat-interactive")
+        for engine in engines.values():
+            engine.num_in_flight = 1
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 1}})
+        await pool.until(lambda: any(engine.is_draining for engine in engines.values()))
+        await pool.turn(60)  # five minutes
+        assert set(pool.kube.engines("chat-interactive")) == set(engines) and pool.count == 2
+        for engine in engines.values():
+            engine.num_in_flight = 0
+        await pool.until(lambda: pool.count == 1, num_turns=3)
+
+    run(body)
+
+
+def test_a_drain_ends_with_its_time(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        def spec(count: int) -> Json:
+            return {
+                "interactive": {"replicas": {"min": count, "max": count}},
+                "autoscaling": {"drainTimeout": "60s"},
+            }
+
+        pool.set_spec(**spec(2))
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 2)
+        for engine in pool.kube.engines("chat-interactive").values():
+            engine.num_in_flight = 1
+        pool.set_spec(**spec(1))
+        await pool.turn(10)
+        assert pool.count == 2
+        await pool.turn(5)
+        assert pool.count == 1
+
+    run(body)
+
+
+def test_an_engine_that_is_slow_to_answer_once_keeps_its_place(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 3}})
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 1)
+        (name,) = pool.kube.engines("chat-interactive")
+        pool.kube.holds.add(name)  # its probe fails
+        await pool.turn(2)
+        pool.kube.holds.discard(name)
+        await pool.turn(4)
+        assert list(pool.kube.engines("chat-interactive")) == [name] and pool.count == 1
+        assert not pool.kube.engines("chat-interactive")[name].is_draining
+        assert pool.status["interactive"]["ready"] == 1
+
+    run(body)
+
+
+def test_a_new_leader_shrinks_nothing_before_it_has_seen_a_whole_window(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        def spec(least: int) -> Json:
+            scaling = {"scaleDownWindow": "60s"}
+            return {"interactive": {"replicas": {"min": least, "max": 3}}, "autoscaling": scaling}
+
+        pool.set_spec(**spec(3))
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 3)
+        pool.set_spec(**spec(1))
+        pool.next_leader()
+        await pool.turn(12)  # 60 s
+        assert pool.count == 3
+        assert not any(e.is_draining for e in pool.kube.engines("chat-interactive").values())
+        await pool.until(lambda: pool.count == 1, num_turns=60)
+
+    run(body)
+
+
 def test_a_victim_leaves_the_service_drains_and_is_the_one_that_goes(run: Any) -> None:
     async def body(pool: Turned) -> None:
         pool.set_spec(interactive={"replicas": {"min": 3, "max": 3}})
@@ -205,6 +357,37 @@ def test_what_somebody_changed_is_set_again_once_and_said(run: Any) -> None:
     run(body)
 
 
+def test_an_object_that_the_server_refuses_stops_nothing_else(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(4)
+        path = "/apis/apps/v1/namespaces/team/deployments/chat-gateway"
+        pool.kube.refuses[path] = "spec.template.spec.containers[0].image: Required value"
+        more = {"min": 2, "max": 2}
+        pool.set_spec(gateway={"podTemplate": {"x": 1}}, interactive={"replicas": more})
+        await pool.until(lambda: pool.count == 2)
+        assert "Required value" in pool.condition("Reconciled")["message"]
+        assert pool.condition("Ready")["status"] == "True"
+        pool.kube.refuses.clear()
+        await pool.turn()
+        assert pool.condition("Reconciled")["status"] == "True"
+
+    run(body)
+
+
+def test_a_pool_whose_engines_are_refused_says_so_until_they_are_not(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        path = "/apis/apps/v1/namespaces/team/deployments/chat-interactive"
+        pool.kube.refuses[path] = "forbidden: exceeded quota"
+        pool.set_spec()
+        await pool.turn(2)
+        assert "exceeded quota" in pool.condition("Reconciled")["message"]
+        pool.kube.refuses.clear()
+        await pool.until(lambda: pool.status["interactive"]["ready"] == 1)
+
+    run(body)
+
+
 def test_a_spec_that_is_refused_changes_nothing(run: Any) -> None:
     async def body(pool: Turned) -> None:
         pool.set_spec()
@@ -219,7 +402,9 @@ def test_a_spec_that_is_refused_changes_nothing(run: Any) -> None:
     run(body)
 
 
-def test_a_pool_of_another_operator_is_left_alone_entirely(run: Any) -> None:
+def test_a_pool_of_another_operator_is_left_alone_entirely_and_the_log_says_whose_it_is(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     async def body(pool: Turned) -> None:
         pool.set_spec()
         await pool.turn(3)
@@ -231,6 +416,7 @@ def test_a_pool_of_another_operator_is_left_alone_entirely(run: Any) -> None:
         pool.set_spec(gateway={"replicas": 5})
         await pool.turn(5)
         assert pool.kube.writes[before:] == []
+        assert caplog.text.count("belongs to other/chairlift") == 1
 
     run(body)
 

@@ -35,6 +35,7 @@ def told(make_pool: Callable[..., InferencePool]) -> StatusInput:
         generation=3,
         now_s=1000.0,
         accepted=None,
+        refused=(),
         made=made,
         replicas={INTERACTIVE: 2},
         gateways=(1, 2),
@@ -54,6 +55,17 @@ def test_a_status_answers_at_a_glance(told: StatusInput) -> None:
     assert status.gateway is not None and status.gateway.url == "http://chat-gateway.team"
     assert _condition(status, "MetricsAvailable").status == "False"
     assert {s.state for s in status.signals} == {"Unknown"}
+
+
+def test_what_the_server_refuses_is_said_and_the_pool_stays_as_ready_as_it_is(
+    told: StatusInput,
+) -> None:
+    status = status_of(replace(told, refused=("PATCH /x: image is empty",)), PoolStatus())
+    assert _condition(status, "Reconciled").status == "False"
+    assert "image is empty" in _condition(status, "Reconciled").message
+    assert _condition(status, "Accepted").status == "True"
+    fine = status_of(told, status)
+    assert _condition(fine, "Reconciled").status == "True"
 
 
 def test_a_status_reads_back_as_it_was_written(told: StatusInput) -> None:

@@ -22,6 +22,9 @@ APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 MERGE: Final = "application/merge-patch+json"
 _MAX_EVENT_BYTES: Final = 16 << 20
 _READS: Final = frozenset({"GET", "WATCH"})
+_REFUSALS: Final = frozenset(
+    {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
 
 
 class ApiError(RuntimeError):
@@ -38,6 +41,11 @@ class ApiError(RuntimeError):
     @property
     def is_conflict(self) -> bool:
         return self.status == HTTPStatus.CONFLICT
+
+    @property
+    def is_refusal(self) -> bool:
+        """What was asked for is not allowed or not valid: asking again is of no use."""
+        return self.status in _REFUSALS
 
     @property
     def is_gone(self) -> bool:

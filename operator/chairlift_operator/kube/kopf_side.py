@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,15 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.connect_timeout = CONNECT_S
     settings.networking.request_timeout = REQUEST_S
     settings.networking.connect_timeout = CONNECT_S
+    # After the last of its tries Kopf ends the process: an API server may be away for longer.
+    settings.networking.error_backoffs = Patience()
+
+
+class Patience:
+    """Pauses between tries, in seconds, without an end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 2.0, 5.0), itertools.repeat(10.0))
 
 
 def slim(body: Mapping[str, Any]) -> Json:

@@ -32,6 +32,7 @@ from chairlift_operator.kube.settings import (
     TICK_S,
     Settings,
 )
+from chairlift_operator.kube.starting import until_served
 from chairlift_operator.kube.watching import PoolKey, Reflector, Store
 
 logger = logging.getLogger(__name__)
@@ -64,12 +65,12 @@ class Operator:
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled; then a standby may lead at once."""
+        """Until cancelled; then a standby may lead at once. CannotOperate without CRD or rights."""
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             api = Api(session, read_access, on_call=self.metrics.count_call)
-            await api.list(POOL.path(self._first_namespace()))  # or there is nothing to do here
+            await until_served(api, self._first_namespace(), self._turned)
             lease = self.lease = Lease(
                 api, self._settings.namespace, LEASE_NAME, self._settings.identity
             )
@@ -79,7 +80,8 @@ class Operator:
                     for work in (*(r.run() for r in reflectors), lease.run()):
                         tasks.create_task(work)
                     tasks.create_task(self._resync(api))
-                    await asyncio.gather(*(r.is_synced.wait() for r in reflectors))
+                    for reflector in reflectors:
+                        await self._until(reflector.is_synced)
                     self.is_synced = True
                     tools = Tools(
                         api.guarded_by(lease.is_held),
@@ -94,12 +96,23 @@ class Operator:
                 with contextlib.suppress(ApiError):  # a standby waits for the lease to run out
                     await lease.release()
 
+    def _turned(self) -> None:
+        self.turned_at_s = time.monotonic()
+
+    async def _until(self, event: asyncio.Event) -> None:
+        """Alive while it waits: what fails meanwhile says so, and a restart would not help."""
+        while not event.is_set():
+            self._turned()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await event.wait()
+
     async def _lead(self, lease: Lease, tools: Tools, tasks: asyncio.TaskGroup) -> None:
         due_s = time.monotonic()
         term = turn = 0
         while True:
             is_leading = lease.is_held()
-            self.turned_at_s = time.monotonic()
+            self._turned()
             self.metrics.leading.set(is_leading)
             if not is_leading or lease.term != term:
                 self._controllers.clear()  # what they know is of another term

@@ -133,7 +133,8 @@ def _trouble(status: Json) -> str | None:
         if reason == "CrashLoopBackOff":
             ended = container.get("lastState", {}).get("terminated", {})
             code, count = ended.get("exitCode", "?"), container.get("restartCount", 0)
-            said = f": {ended['message'].strip()}" if ended.get("message") else ""
+            log = (ended.get("message") or "").strip().splitlines()  # it may be the log's end
+            said = f": {log[-1].strip()}" if log else ""
             return f"it has ended {count} times, last with exit code {code}{said}"
         if reason == "CreateContainerConfigError":
             return f"it cannot be made: {waiting.get('message', reason)}"

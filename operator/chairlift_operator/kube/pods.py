@@ -103,6 +103,8 @@ def _engine_container(
         ],
         "resources": resources_of(runtime.resources),
         "securityContext": CONTAINER_SECURITY,
+        # The sentence that an engine ends with, such as a model that cannot be had, is its status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
         # One slow answer takes no pod out, and a busy engine is not a dead one.
         "readinessProbe": {**_probe(READY_PATH), "periodSeconds": 2, "failureThreshold": 3},

@@ -77,6 +77,7 @@ class PoolController:
         self._loop: ControlLoop | None = None
         self._last: Tick | None = None
         self._trouble: str | None = None
+        self._refused: tuple[str, ...] = ()
         self._is_anothers = False
 
     async def reconcile(self, body: Json) -> None:
@@ -135,8 +136,12 @@ class PoolController:
             self._tokens = await ensure_tokens(self._tools.api, pool, self._owner)
         await self._keeper.keep(pool, self._loop.memory if self._loop else None)
         is_new = {c for c in classes_of(pool) if self._objects.deployment(c) is None}
-        await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
-        for request_class in is_new:
+        refused = await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
+        for sentence in set(refused) - set(self._refused):
+            self._note("WriteRefused", sentence)
+        self._refused = refused
+        is_made = {c for c in is_new if self._objects.deployment(c) is not None}
+        for request_class in is_made:
             if spec.autoscaling.mode != "External":
                 await self._actor.set_count(request_class, spec.replicas(request_class).min)
         is_ours = spec.autoscaling.mode != "External"
@@ -175,6 +180,7 @@ class PoolController:
             generation=self._body["metadata"].get("generation", 0),
             now_s=self._tools.now_s(),
             accepted=self._trouble,
+            refused=self._refused,
             made=shown if fresh or shown is None else _without_decisions(shown),
             replicas=self._replicas(),
             gateways=self._gateways(),

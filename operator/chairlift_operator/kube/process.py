@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from chairlift_operator.kube.leading import Operator, Pools
 from chairlift_operator.kube.settings import REQUEST_S, Settings
+from chairlift_operator.kube.starting import CannotOperate
 from chairlift_operator.kube.watching import PoolKey
 
 logger = logging.getLogger(__name__)
@@ -57,5 +58,6 @@ class OperatorProcess:
 def _end_process(task: asyncio.Task[None]) -> None:
     """Kopf would go on without us."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("the operator's loop ended: %s", error, exc_info=error)
+        trace = None if isinstance(error, CannotOperate) else error
+        logger.error("the operator's loop ended: %s", error, exc_info=trace)
     os.kill(os.getpid(), signal.SIGTERM)

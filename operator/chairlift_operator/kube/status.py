@@ -41,6 +41,7 @@ _MEASURED: Final = ("signals",)
 @dataclass(frozen=True, slots=True)
 class StatusInput:
     """made: the last plan, None before the first. accepted: why the spec is not, None when it is.
+    refused: what the API server does not let the operator write, in its words.
     replicas: what the Deployments say. gateways: ready and wanted."""
 
     namespace: str
@@ -49,6 +50,7 @@ class StatusInput:
     generation: int
     now_s: float
     accepted: str | None
+    refused: tuple[str, ...]
     made: Plan | None
     replicas: Mapping[RequestClass, int]
     gateways: tuple[int, int]
@@ -114,7 +116,15 @@ def _conditions(given: StatusInput) -> list[Condition]:
         planned["CapacityLimited"] = Condition(
             "CapacityLimited", Truth.TRUE, "RolloutInterrupts", f"{given.rollout.interrupts}."
         )
-    return [accepted, *planned.values()]
+    return [accepted, _reconciled(given), *planned.values()]
+
+
+def _reconciled(given: StatusInput) -> Condition:
+    if given.accepted is not None:
+        return Condition("Reconciled", Truth.FALSE, "Refused", "It waits for a spec to follow.")
+    if given.refused:
+        return Condition("Reconciled", Truth.FALSE, "WriteRefused", "; ".join(given.refused))
+    return Condition("Reconciled", Truth.TRUE, "AsSpecified", "Its objects are as the spec says.")
 
 
 def _dated(condition: Condition, given: StatusInput, before: PoolStatus) -> ConditionStatus:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chairlift_operator.kube import names
-from chairlift_operator.kube.api import Api
+from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, children
 from chairlift_operator.kube.merging import digest, projected
 from chairlift_operator.kube.objects import PoolObjects
@@ -63,17 +63,27 @@ class Tender:
         self._say = say
         self._applied: dict[tuple[str, str], _Applied] = {}
 
-    async def tend(self, pool: InferencePool, may_roll: bool) -> None:
-        """may_roll: whether running engines may be replaced for new start-up values."""
+    async def tend(self, pool: InferencePool, may_roll: bool) -> tuple[str, ...]:
+        """What the API server refuses, in its words; everything else is as it should be.
+
+        may_roll: whether running engines may be replaced for new start-up values.
+        """
         wanted = children(pool, self._owner, self._settings)
         for item in self._objects.children():
             self._check_ours(item)
+        refused = []
         for manifest in wanted:
-            if _is_engines(manifest):
-                await self._tend_engines(manifest, may_roll)
-            else:
-                await self._tend_child(manifest)
+            try:
+                if _is_engines(manifest):
+                    await self._tend_engines(manifest, may_roll)
+                else:
+                    await self._tend_child(manifest)
+            except ApiError as error:
+                if not error.is_refusal:
+                    raise
+                refused.append(str(error))
         await self._prune({(m["kind"], m["metadata"]["name"]) for m in wanted})
+        return tuple(refused)
 
     async def hold(self, request_class: RequestClass, paused: bool, surge: int, gone: int) -> None:
         """The turnstile of a rollout: how the Deployment replaces pods, and whether it may now."""
@@ -105,7 +115,7 @@ class Tender:
             await self._apply(manifest)
         elif self._has_drifted(live, manifest):
             self._tell_drift(manifest)
-            await self._apply(manifest)
+            await self._restore(manifest)
 
     async def _tend_engines(self, manifest: Json, may_roll: bool) -> None:
         """A release that renders the same spec otherwise restarts no engine."""
@@ -123,7 +133,7 @@ class Tender:
                 await self._apply(manifest)
         elif _rendered(live) == _rendered(manifest) and self._has_drifted(live, manifest):
             self._tell_drift(manifest)
-            await self._apply(manifest)
+            await self._restore(manifest)
 
     async def _adopt(self, manifest: Json) -> None:
         """Refuse to take over an object of this name that the pool did not make."""
@@ -150,6 +160,17 @@ class Tender:
         self._objects.note(stored)
         as_stored = projected(stored, _content(manifest))
         self._applied[_key(manifest)] = _Applied(digest(manifest), as_stored)
+
+    async def _restore(self, manifest: Json) -> None:
+        """Server-side apply leaves what others added to a list, and that may stand in the way: a
+        second port of the same name. Then the lists become ours whole."""
+        try:
+            await self._apply(manifest)
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            await self._api.patch(path_of(manifest), _content(manifest), names.FIELD_MANAGER)
+            await self._apply(manifest)
 
     def _has_drifted(self, live: Json, manifest: Json) -> bool:
         """Compared with what the server made of it: it spells some values otherwise."""

@@ -1,0 +1,96 @@
+"""What outlives a leader: the step-time model and the last good policy, in a ConfigMap."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from chairlift_e2e.fake_kube import FakeKube
+from chairlift_operator.kube.children import Owner
+from chairlift_operator.kube.keeping import KEEP_EVERY_S, Keeper
+from chairlift_operator.kube.objects import PoolObjects
+from chairlift_operator.memory import Knobs, Memory, ReplicaMemory
+from chairlift_operator.policy_plan import first_policy
+from chairlift_operator.spec import InferencePool
+from chairlift_operator.step_time import StepCosts, StepTimeModel
+from chairlift_protocol.wire import RequestClass
+
+COSTS = StepCosts(8e-3, 0.06e-3, 0.045e-3, 5e-8)
+POLICIES = "/api/v1/namespaces/team/configmaps/chat-policy"
+
+
+@pytest.fixture
+def pool(make_pool: Callable[..., InferencePool]) -> InferencePool:
+    return make_pool(interactive={"batchSize": {"max": 128}})
+
+
+@pytest.fixture
+def memory(pool: InferencePool) -> Memory:
+    """Of a leader whose engine served well with 48 and 512."""
+    known = ReplicaMemory(
+        model=StepTimeModel.from_prior(COSTS),
+        wanted=first_policy(pool, RequestClass.INTERACTIVE),
+        last_good=Knobs(48, 512),
+    )
+    return replace(Memory.start(3), replicas=MappingProxyType({"a": known}))
+
+
+class Cluster:
+    def __init__(self, owner: Owner) -> None:
+        self.kube, self.owner, self.now_s = FakeKube(), owner, 1000.0
+        self.objects = PoolObjects(("team", "chat"), self.kube.stores)
+
+    def leader(self) -> Keeper:
+        api: Any = self.kube
+        return Keeper(self.objects, api, self.owner, lambda: self.now_s)
+
+    def keep(self, keeper: Keeper, pool: InferencePool, memory: Memory | None) -> int:
+        """How often that wrote."""
+        before = len(self.kube.writes)
+        asyncio.run(keeper.keep(pool, memory))
+        return len(self.kube.writes) - before
+
+    def policy(self) -> dict[str, Any]:
+        return dict(json.loads(self.kube.objects[POLICIES]["data"]["interactive.json"]))
+
+
+@pytest.fixture
+def cluster(owner: Owner) -> Cluster:
+    return Cluster(owner)
+
+
+def test_another_leader_goes_on_with_model_and_policy(
+    cluster: Cluster, pool: InferencePool, memory: Memory
+) -> None:
+    assert cluster.leader().prior() is None
+    assert cluster.keep(cluster.leader(), pool, memory) == 1
+    successor = cluster.leader()
+    prior = successor.prior()
+    assert prior is not None and prior.fixed_s == pytest.approx(COSTS.fixed_s)
+    assert Memory.start(4, prior).of("new", 0.0).model.costs is not None
+    assert cluster.keep(successor, pool, None) == 0  # knows nothing yet, and forgets nothing
+    assert (cluster.policy()["batch_size"], cluster.policy()["step_tokens"]) == (48, 512)
+
+
+def test_noise_and_haste_write_nothing(
+    cluster: Cluster, pool: InferencePool, memory: Memory
+) -> None:
+    def slower(factor: float) -> Memory:
+        costs = StepCosts(factor * COSTS.fixed_s, COSTS.decode_s, COSTS.prefill_s, COSTS.kv_s)
+        known = replace(memory.replicas["a"], model=StepTimeModel.from_prior(costs))
+        return replace(memory, replicas=MappingProxyType({"a": known}))
+
+    keeper = cluster.leader()
+    assert cluster.keep(keeper, pool, memory) == 1
+    cluster.now_s += 2 * KEEP_EVERY_S
+    assert cluster.keep(keeper, pool, slower(1.1)) == 0
+    assert cluster.keep(keeper, pool, slower(2.0)) == 1
+    assert cluster.keep(keeper, pool, slower(4.0)) == 0  # soon after
+    cluster.now_s += KEEP_EVERY_S
+    assert cluster.keep(keeper, pool, slower(4.0)) == 1
