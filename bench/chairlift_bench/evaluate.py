@@ -86,6 +86,9 @@ def _carried_out(runs: Sequence[Run], size: Size) -> dict[Run, Figures]:
         waiting = {processes.submit(carry_out, run, size.minutes): run for run in order}
         for num_done, done in enumerate(as_completed(waiting), start=1):
             run = waiting[done]
+            if (error := done.exception()) is not None:
+                processes.shutdown(wait=False, cancel_futures=True)
+                raise RuntimeError(f"{run} failed") from error
             figures[run] = done.result()
             print(json.dumps({**asdict(run), **figures[run].to_json()}), file=done_file, flush=True)
             now_s = time.monotonic()
