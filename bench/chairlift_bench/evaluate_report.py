@@ -83,7 +83,7 @@ def write_report(folder: Path, size: Size, runs: Runs, claims: Mapping[str, floa
 
 
 def _page(size: Size, runs: Runs, claims: Mapping[str, float]) -> Iterator[str]:
-    seeds = ", ".join(map(str, size.seeds))
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
     yield "# Evaluation of the control law"
     yield (
         f"Written by `make evaluate` (size {size.name}: {len(runs)} runs, seeds {seeds}). A whole "
@@ -98,7 +98,8 @@ def _page(size: Size, runs: Runs, claims: Mapping[str, float]) -> Iterator[str]:
     yield "| claim | measured | wanted |"
     yield "|---|---|---|"
     for name, value in claims.items():
-        yield f"| `{name}` | {value:.3g} | {PROMISED.get(name, '')} |"
+        measured = "not told by these runs" if math.isnan(value) else f"{value:.3g}"
+        yield f"| `{name}` | {measured} | {PROMISED.get(name, '')} |"
     yield ""
     yield f"![goodput by law, over the best fixed setting]({GOODPUT})"
     yield ""
