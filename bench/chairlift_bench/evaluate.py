@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="leave the other scenarios out; repeatable")  # fmt: skip
     parser.add_argument("--seed", action="append", default=[], type=int, metavar="N",
         help="leave the other seeds out; repeatable")  # fmt: skip
+    parser.add_argument("--profile", action="append", default=[], metavar="NAME",
+        help="leave other hardware out; repeatable")  # fmt: skip
     parser.add_argument("--resume", action="store_true",
         help="keep what an interrupted evaluation of the same code has done")  # fmt: skip
     parser.add_argument("--report-to", type=Path, metavar="FOLDER",
@@ -58,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     baselines = best_settings(_carried_out(tuning_runs(), size) if size.tunes else {})
     print(f"baselines: {', '.join(baselines)}")
     runs = [
-        r
-        for r in runs_of(size, baselines)
-        if (not args.only or r.scenario in args.only) and (not args.seed or r.seed in args.seed)
+        run
+        for run in runs_of(size, baselines)
+        if (not args.only or run.scenario in args.only)
+        and (not args.seed or run.seed in args.seed)
+        and (not args.profile or run.profile in args.profile)
     ]
     figures = _carried_out(runs, size)
     print(f"{len(runs)} runs in {(time.monotonic() - started_s) / 60:.1f} minutes")
