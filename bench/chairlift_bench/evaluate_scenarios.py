@@ -16,7 +16,7 @@ from chairlift_bench.evaluate_faults import DURATION_S, Distortion, FaultKind
 from chairlift_engine.simulator_profile import Fault, Profile
 from chairlift_engine.simulator_profile import FaultKind as EngineFault
 from chairlift_operator import law
-from chairlift_operator.replica_law import Lengths, sustainable_rate
+from chairlift_operator.replica_law import Lengths
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import parse_pool, with_overrides
 from chairlift_operator.step_time import StepCosts
@@ -114,14 +114,25 @@ def costs_of(profile: Profile) -> StepCosts:
 
 
 def carried_per_s(costs: StepCosts, arrivals: Sequence[Arrival]) -> float:
-    """Requests a second of one replica in the objectives, every prompt token computed."""
+    """Requests a second of one replica in the objectives, every prompt token computed.
+
+    In balance each decode comes with so many prompt tokens as it takes to replace its request:
+    as many decodes as steps of the target's length hold, or memory.
+    """
     lengths = Lengths(
         sum(a.prompt_tokens for a in arrivals) / len(arrivals),
         sum(a.output_tokens for a in arrivals) / len(arrivals),
     )
+    context, per_decode = lengths.context_tokens, lengths.prompt_tokens / lengths.output_tokens
     slo = parse_pool(_POOL).spec.interactive.slo
     target_s = law.MARGIN * slo.inter_token_latency.threshold_s
-    return sustainable_rate(costs, target_s, lengths, 256, KV_TOKENS)
+    decode_s = costs.decode_s + costs.prefill_s * per_decode + costs.kv_s * context
+    num_decodes = min(
+        256.0,
+        (target_s - costs.fixed_s) / decode_s,
+        law.batch_size_for_memory(KV_TOKENS, context, preempting=False),
+    )
+    return num_decodes / (lengths.output_tokens * (costs.fixed_s + num_decodes * decode_s))
 
 
 def _used(
