@@ -80,7 +80,7 @@ helm: ## helm, built once from source (needs Go); lint and tests of the chart us
 test-cluster: $(STAMP) ## tests on a real kube-apiserver, and of the chart (root; builds Kubernetes once, 8 minutes)
 	e2e/cluster/with-cluster control-plane env CHAIRLIFT_NEEDS_HELM=1 $(PY) -m pytest -q -m "" $(or $(ARGS),tests/chart tests/cluster)
 
-e2e: $(STAMP) ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
+e2e: $(STAMP) model ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
 	e2e/cluster/with-cluster up e2e/run $(ARGS)
 
 images: ## container images by docker or buildah (REGISTRY=, BASE_IMAGE=, IMAGES=)

@@ -21,6 +21,7 @@ from chairlift_bench.load import Load, PlannedRequest
 from chairlift_bench.outcomes import Outcome, Slo, Summary
 
 MAX_ERRORS_SHOWN: Final = 10
+PATIENCE_S: Final = 600.0  # as the openai client has it
 WORDS: Final = "snow "
 ANY: Final = Slo(ttft_s=math.inf, gap_s=math.inf, gap_percent=0.0)
 
@@ -64,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.max_tokens,
         options.seed,
     )
-    outcomes = asyncio.run(Load(options.url, options.model).run(plan(load)))
+    sending = Load(options.url, options.model, patience_s=PATIENCE_S)
+    outcomes = asyncio.run(sending.run(plan(load)))
     summary = summarise(outcomes, load.duration_s)
     print(json.dumps(summary), flush=True)
     return 1 if summary["num_failed"] else 0

@@ -19,8 +19,9 @@ ROLE_LABEL: Final = "chairlift.dev/role"
 CLASS_LABEL: Final = "chairlift.dev/class"
 READY_S: Final = 120.0
 
-# A step of 40 ms and more keeps two cores free for everything else.
-COSTS: Final = {"a_ms": 40.0, "b_ms": 0.5, "c_ms": 0.4, "d_ms": 0.0}
+# Slow enough to keep two cores free for everything else. Decodes make up most of a step, so that
+# slow hardware asks for a smaller batch and not only for less prefill.
+COSTS: Final = {"a_ms": 20.0, "b_ms": 2.0, "c_ms": 0.3, "d_ms": 0.0}
 PROFILE_FOLDER: Final = "/etc/simulator"
 PROFILE_FILE: Final = "profile.toml"
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "chat.yaml"

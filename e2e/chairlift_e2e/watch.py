@@ -46,14 +46,8 @@ class Watch:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        decoder, text = json.JSONDecoder(), ""
-        # Objects are printed one after the other, over many lines each.
         for line in self._process.stdout:
-            text += line
-            if line != "}\n":
-                continue
-            event, _ = decoder.raw_decode(text)
-            text = ""
+            event = json.loads(line)
             self._take(event["type"], event["object"])
 
 

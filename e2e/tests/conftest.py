@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from chairlift_e2e.dump import dump
-from chairlift_e2e.kube import Kube
+from chairlift_e2e.kube import Kube, eventually
+from chairlift_e2e.pool import KIND, POOL_LABEL
 from chairlift_e2e.release import Release
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -98,4 +99,8 @@ def namespace(kube: Kube, request: pytest.FixtureRequest) -> Iterator[str]:
     )
     kube.run("create", "namespace", name)
     yield name
+    if kube.run("get", "namespace", name, "--ignore-not-found", "--output=name"):
+        # First: Kubernetes looks at a namespace again only after half of the longest grace period.
+        kube.run("delete", KIND, "--all", f"--namespace={name}", "--timeout=60s")
+        eventually("its pods are gone", lambda: not kube.list("pods", name, POOL_LABEL), 120.0)
     kube.run("delete", "namespace", name, "--ignore-not-found", "--timeout=120s", timeout_s=150)

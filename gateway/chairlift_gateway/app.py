@@ -89,9 +89,11 @@ async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIt
     """A gateway whose list of replicas is kept up to date; a watch that dies takes it down."""
     metrics = GatewayMetrics()
     async with open_session() as session, asyncio.TaskGroup() as tasks:
-        upstream = Upstream(
-            source, session, metrics, hold_s=config.hold_s, hold_max=config.hold_max
-        )
+        hold_s = {
+            wire.RequestClass.INTERACTIVE: config.hold_s,
+            wire.RequestClass.BATCH: config.batch_hold_s,
+        }
+        upstream = Upstream(source, session, metrics, hold_s=hold_s, hold_max=config.hold_max)
         upstream.publish(source.latest())
         watching = tasks.create_task(source.watch(upstream.publish))
         try:

@@ -36,6 +36,7 @@ class GatewayConfig:
     port: int = 8080
     batch_key_digests: tuple[str, ...] = ()
     hold_s: float = 30.0
+    batch_hold_s: float = 600.0  # as long as the openai client waits for an answer
     hold_max: int = 256
     max_body_bytes: int = 10 * 1024 * 1024
     drain_s: float = 600.0
@@ -68,6 +69,7 @@ def parse_config(argv: Sequence[str] | None) -> GatewayConfig:
         port=args.port,
         batch_key_digests=tuple(args.batch_key_sha256),
         hold_s=args.hold_s,
+        batch_hold_s=args.batch_hold_s,
         hold_max=args.hold_max,
         max_body_bytes=args.max_body_bytes,
         drain_s=args.drain_s,
@@ -97,9 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-key-sha256", type=_digest, action="append", default=[], metavar="HEX",
         help="SHA-256 of an API key whose requests are batch class; repeatable")  # fmt: skip
     add("--hold-s", type=_seconds, default=default["hold_s"],
-        help="seconds a request may wait for a replica to become ready")  # fmt: skip
+        help="seconds an interactive request may wait for a ready replica")  # fmt: skip
+    add("--batch-hold-s", type=_seconds, default=default["batch_hold_s"],
+        help="seconds a batch request may wait for a replica that serves batch work")  # fmt: skip
     add("--hold-max", type=_count, default=default["hold_max"],
-        help="requests that may wait so at the same time")  # fmt: skip
+        help="requests of each class that may wait so at the same time")  # fmt: skip
     add("--max-body-bytes", type=_positive, default=default["max_body_bytes"],
         help="longest request body taken")  # fmt: skip
     add("--drain-s", type=_seconds, default=default["drain_s"],

@@ -35,6 +35,8 @@ class HoldFull(Exception):
 
 
 class Holding:
+    """num_max: of each class, so that neither takes the other's places."""
+
     def __init__(
         self,
         num_max: int,
@@ -56,10 +58,10 @@ class Holding:
 
     async def wait(self, request_class: RequestClass, timeout_s: float) -> bool:
         """Return True when let go, False after timeout_s; raise HoldFull."""
-        if self.num_held >= self._num_max:
+        queue = self._waiting[request_class]
+        if len(queue) >= self._num_max:
             raise HoldFull
         waiter = asyncio.get_running_loop().create_future()
-        queue = self._waiting[request_class]
         queue.append(waiter)
         gauge = self._metrics.held.labels(request_class.value)
         gauge.inc()

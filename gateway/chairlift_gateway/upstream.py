@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -80,7 +80,7 @@ class Upstream:
         session: aiohttp.ClientSession,
         metrics: GatewayMetrics,
         *,
-        hold_s: float,
+        hold_s: Mapping[RequestClass, float],
         hold_max: int,
     ) -> None:
         self.router = Router()
@@ -165,15 +165,15 @@ class Upstream:
             chosen = chosen or self.router.choose(call.request_class, now_s)
             if chosen is not None:
                 return chosen
-            at_most_s = self._hold_s
+            at_most_s = hold_s = self._hold_s[call.request_class]
             if call.request_class is RequestClass.BATCH:
                 # Whether replicas lend changes without the list of them.
                 at_most_s = LOOK_AGAIN_S
                 if await self._found_lender():
                     continue
-            if not await self._hold(call, at_most_s) and now_s - call.received_s >= self._hold_s:
+            if not await self._hold(call, at_most_s) and now_s - call.received_s >= hold_s:
                 raise not_ready(
-                    f"No engine replica became ready within {self._hold_s:g} s; please try again."
+                    f"No engine replica became ready within {hold_s:g} s; please try again."
                 )
 
     async def _found_lender(self) -> bool:
@@ -196,7 +196,7 @@ class Upstream:
 
     async def _hold(self, call: Call, at_most_s: float) -> bool:
         """Wait for the list of replicas to change, inside the request's own hold time."""
-        left_s = call.received_s + self._hold_s - time.monotonic()
+        left_s = call.received_s + self._hold_s[call.request_class] - time.monotonic()
         if left_s <= 0:
             return False
         try:

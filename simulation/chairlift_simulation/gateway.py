@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.holding import RELEASE_PAUSE_S, num_to_release
 from chairlift_gateway.routing import LOOK_AGAIN_S, Replica, Router
 from chairlift_operator.exposition import GatewayClassSample
@@ -29,12 +30,19 @@ class Outlet(Protocol):
     def load_of(self, replica: str) -> Load: ...
 
 
+_DEFAULTS = GatewayConfig(endpoints_path=None, internal_token="")
+
+
 @dataclass(frozen=True, slots=True)
 class HoldLimits:
-    """How long and how many requests may wait while no replica is ready."""
+    """How long and how many requests, of each class, may wait while no replica is ready."""
 
-    hold_s: float = 30.0
-    num_max: int = 256
+    hold_s: float = _DEFAULTS.hold_s
+    batch_hold_s: float = _DEFAULTS.batch_hold_s
+    num_max: int = _DEFAULTS.hold_max
+
+    def of(self, request_class: RequestClass) -> float:
+        return self.batch_hold_s if request_class is BATCH else self.hold_s
 
 
 class VirtualGateway:
@@ -86,13 +94,15 @@ class VirtualGateway:
         return True
 
     def _hold(self, journey: Journey, now_s: float) -> None:
-        if self.num_held >= self._limits.num_max:
+        request_class = journey.request.request_class
+        queue = self._held[request_class]
+        if len(queue) >= self._limits.num_max:
             self._outlet.refuse(journey, "held by the gateway: too many", now_s)
             return
-        self._held[journey.request.request_class].append(journey)
-        ends_s = journey.request.due_s + self._limits.hold_s
+        queue.append(journey)
+        ends_s = journey.request.due_s + self._limits.of(request_class)
         self._events.at(max(now_s, ends_s), lambda at_s: self._give_up(journey, at_s))
-        if journey.request.request_class is BATCH and not self._is_looking:
+        if request_class is BATCH and not self._is_looking:
             self._is_looking = True
             self._look(now_s)
 

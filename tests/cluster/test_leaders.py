@@ -52,6 +52,32 @@ def test_a_standby_finishes_what_a_killed_leader_began(
         assert len(pool.pods()) == 3
 
 
+def test_a_leader_that_was_frozen_writes_nothing_once_another_leads(
+    kube: Kube, node: FakeNode, pool: Any, start_operator: Start
+) -> None:
+    with start_operator("frozen") as frozen, ExitStack() as operators:
+        eventually("it leads", lambda: _lease(kube).get("holderIdentity") == "frozen", 30.0)
+        pool.apply()
+        pool.wait_ready()
+        (_, engine), *_ = pool.engines().items()
+        pool.until("its policy is there", lambda: engine.policy.generation.term > 0)
+        term = engine.policy.generation.term
+        operators.enter_context(start_operator("awake"))
+        frozen.send_signal(signal.SIGSTOP)
+        try:
+            eventually("it is followed", lambda: _lease(kube)["holderIdentity"] == "awake", 40.0)
+            pool.patch(interactive={"slo": {"interTokenLatency": {"threshold": "90ms"}}})
+            pool.until("the new leader acts", lambda: engine.policy.slo.itl_ms == 90)
+        finally:
+            frozen.send_signal(signal.SIGCONT)
+        pool.patch(interactive={"slo": {"interTokenLatency": {"threshold": "80ms"}}})
+        pool.until("it goes on acting", lambda: engine.policy.slo.itl_ms == 80)
+        assert _lease(kube)["holderIdentity"] == "awake"
+    terms = [policy.generation.term for policy in engine.policies]
+    assert terms == sorted(terms) and terms[-1] == term + 1
+    assert engine.num_refused == 0  # nothing was even tried
+
+
 def test_a_leader_that_ends_in_order_is_followed_at_once(
     kube: Kube, node: FakeNode, start_operator: Start
 ) -> None:

@@ -44,7 +44,7 @@ async def test_a_hold_is_bounded_in_time_and_number(start_gateway: Any) -> None:
     gateway = await start_gateway(hold_s=0.4, hold_max=1)
     asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
     await gateway.until_sample(1, HELD, "interactive")
-    async with gateway.post("/batch/v1/completions") as refused:
+    async with gateway.post() as refused:
         assert refused.status == 503
         assert int(refused.headers["retry-after"]) > 0
         assert "as many requests wait as may" in (await refused.json())["error"]["message"]
@@ -54,8 +54,25 @@ async def test_a_hold_is_bounded_in_time_and_number(start_gateway: Any) -> None:
         assert "became ready within 0.4 s" in (await expired.json())["error"]["message"]
     samples = await gateway.samples()
     assert samples[HELD, "interactive"] == 0
-    assert samples["chairlift_requests_received_total", "batch"] == 1
-    assert samples["chairlift_gateway_responses_total", "batch", "503"] == 1
+    assert samples["chairlift_requests_received_total", "interactive"] == 2
+    assert samples["chairlift_gateway_responses_total", "interactive", "503"] == 2
+
+
+async def test_batch_requests_wait_longer_and_take_no_interactive_place(
+    start_gateway: Any, start_engine: Any, write_endpoints: Any
+) -> None:
+    gateway = await start_gateway(hold_s=0.2, batch_hold_s=30.0, hold_max=1)
+    url = gateway.url + "/batch/v1/completions"
+    asking = asyncio.create_task(gateway.client.post(url, data=b"{}"))
+    await gateway.until_sample(1, HELD, "batch")
+    async with gateway.post() as expired:
+        assert expired.status == 503
+        assert "became ready within 0.2 s" in (await expired.json())["error"]["message"]
+    engine = await start_engine()
+    engine.lend_share = 1.0
+    write_endpoints(engine)
+    async with await asking as answer:
+        assert answer.status == 200
 
 
 async def test_a_held_client_that_leaves_frees_its_place(start_gateway: Any) -> None:

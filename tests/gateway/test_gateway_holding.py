@@ -52,7 +52,8 @@ async def test_it_is_bounded_in_number_and_time_and_leaves_nothing_behind() -> N
     first = asyncio.create_task(holding.wait(INTERACTIVE, 10.0))
     await settle()
     with pytest.raises(HoldFull):
-        await holding.wait(BATCH, 10.0)
+        await holding.wait(INTERACTIVE, 10.0)
+    assert not await holding.wait(BATCH, 0.01)  # which has places of its own
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     assert holding.num_held == 0
