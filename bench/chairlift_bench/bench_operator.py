@@ -32,7 +32,7 @@ from chairlift_operator.kube.paths import POOL, Kind
 from chairlift_operator.kube.settings import REST_S
 
 Json = dict[str, Any]
-NUM_POOLS: Final = int(os.environ.get("NUM_POOLS", "1000"))
+NUM_POOLS: Final = 1000
 NUM_NAMESPACES: Final = 20
 NUM_MAKERS: Final = 8
 NUM_CHANGES: Final = 120
