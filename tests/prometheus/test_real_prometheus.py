@@ -118,8 +118,10 @@ def test_a_deleted_pod_is_out_while_its_series_are_still_found(world: World) -> 
     team, (kept, gone) = world.cluster.namespace("chat-a", "chat-b")
     kept.serve_gaps(100.0, 0.0)
     gone.serve_gaps(0.0, 100.0)
-    both = world.until(lambda: world.windows(team, "chat-a", "chat-b"), has_values)
-    assert 20.0 < percent(both) < 80.0
+    world.until(
+        lambda: world.windows(team, "chat-a", "chat-b"),
+        lambda windows: has_values(windows) and 20.0 < percent(windows) < 80.0,
+    )
     world.cluster.forget(gone)
     for _ in range(3):
         assert percent(world.windows(team, "chat-a")) == 100.0
