@@ -15,7 +15,7 @@
 {{/* The name is what pools' NetworkPolicies let through to the engines' admin port. */}}
 {{- define "chairlift.selector" -}}
 app.kubernetes.io/name: chairlift-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "chairlift.labels" -}}
