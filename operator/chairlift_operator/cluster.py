@@ -1,7 +1,7 @@
 """The seam between deciding and doing: where a pool's replicas are, however they are run.
 
-Implemented by `direct_cluster.DirectCluster` for engines at known addresses (local mode) and,
-beside it, by Kubernetes. `control_loop` is handed one and never knows which.
+Implemented by `direct_cluster.DirectCluster` for engines at known addresses (local mode), by
+`kube.pool_controller.PoolController` for pods. `control_loop` is handed one and never knows which.
 """
 
 from __future__ import annotations
