@@ -60,8 +60,14 @@ class Kube:
         return self.run("logs", pod, f"--namespace={namespace}", "--all-containers")
 
 
-def eventually(what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
-    """The first true answer of `probe`, or a failure that says what was waited for."""
+def eventually(
+    what: str,
+    probe: Callable[[], T | None],
+    timeout_s: float,
+    state: Callable[[], object] = lambda: "",
+) -> T:
+    """The first true answer of `probe`, or a failure that says what was waited for and the state
+    that it ended in."""
     ends_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -71,7 +77,8 @@ def eventually(what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
         if seen:
             return seen
         if time.monotonic() > ends_s:
-            raise AssertionError(f"waited {timeout_s:.0f} s in vain until {what}{problem}")
+            told = f"waited {timeout_s:.0f} s in vain until {what}{problem}; {state()}"
+            raise AssertionError(told.rstrip("; "))
         time.sleep(POLL_S)
 
 

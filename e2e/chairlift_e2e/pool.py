@@ -111,8 +111,9 @@ class Pool:
         def ready() -> bool:
             return is_true(self.found(), "Ready")
 
-        eventually(f"pool {self.name} is Ready ({condition(self.found(), 'Ready')})", ready,
-                   timeout_s)  # fmt: skip
+        eventually(
+            f"pool {self.name} is Ready", ready, timeout_s, lambda: condition(self.found(), "Ready")
+        )
 
     def wait_replicas(self, request_class: str, count: int, timeout_s: float) -> None:
         """Until as many are ready and no more are left, starting or draining ones included."""

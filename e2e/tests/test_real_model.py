@@ -16,7 +16,7 @@ import pytest
 from chairlift_e2e import fake_hub
 from chairlift_e2e.kube import Kube, Object, eventually
 from chairlift_e2e.load import LoadPod
-from chairlift_e2e.pool import Pool
+from chairlift_e2e.pool import KIND, Pool
 from chairlift_e2e.release import Release
 from chairlift_e2e.watch import Watch
 from chairlift_engine.model_source import cached_model_dir
@@ -88,7 +88,7 @@ def test_a_model_of_a_hub_is_loaded_tuned_and_answers(
     told: list[str] = []
     with Watch(
         kube,
-        "inferencepools.chairlift.dev",
+        KIND,
         namespace,
         lambda event, found: told.append(found.get("status", {}).get("progress", "")),
     ):

@@ -10,7 +10,7 @@ import pytest
 
 from chairlift_e2e.kube import Kube, Object, eventually
 from chairlift_e2e.load import LoadPod
-from chairlift_e2e.pool import MODEL, Pool, component
+from chairlift_e2e.pool import KIND, MODEL, Pool, component
 from chairlift_e2e.release import Release
 from chairlift_e2e.watch import DecisionLog, PodLedger, Watch
 
@@ -56,8 +56,10 @@ class Ride:
                         return decision
             return None
 
-        said = [d["sentence"] for d in self.decisions.since(since)]
-        return eventually(f"{lever} moves (since then: {said})", made, timeout_s)
+        def said() -> list[str]:
+            return [d["sentence"] for d in self.decisions.since(since)]
+
+        return eventually(f"{lever} moves", made, timeout_s, said)
 
 
 def falls(before: float, after: float) -> bool:
@@ -80,7 +82,7 @@ def ride(kube: Kube, release: Release, images: Callable[[str], str], tally: Any)
     }})  # fmt: skip
     with (
         Watch(kube, "pods", namespace, ride.pods.take),
-        Watch(kube, "inferencepools.chairlift.dev", namespace, ride.decisions.take),
+        Watch(kube, KIND, namespace, ride.decisions.take),
     ):
         yield ride
     tally.num_pod_restarts += ride.pods.num_restarts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ class TestPool:
         return {name: known[name] for name in names if name in known}
 
     def until(self, what: str, probe: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-        return eventually(f"{what}; status {self.status()}", probe, timeout_s)
+        return eventually(what, probe, timeout_s, self.status)
 
     def wait_ready(self, count: int = 1, request_class: str = "interactive") -> None:
         def settled() -> bool:
@@ -167,8 +167,3 @@ def namespace(kube: Kube) -> Iterator[str]:
 @pytest.fixture
 def pool(kube: Kube, node: FakeNode, namespace: str, operator: None) -> TestPool:
     return TestPool(kube, node, namespace)
-
-
-def marked(manager: str, item: Mapping[str, Any]) -> list[Any]:
-    """Entries of managedFields of one manager."""
-    return [m for m in item["metadata"].get("managedFields", ()) if m["manager"] == manager]

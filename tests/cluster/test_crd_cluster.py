@@ -83,7 +83,7 @@ def test_the_models_name_stays(kube: Kube, namespace: str) -> None:
         kube.patch(KIND, namespace, "chat", {"spec": {"model": {"name": "other"}}})
 
 
-def test_every_field_explains_itself(kube: Kube) -> None:
+def test_kubectl_explains_a_field_and_finds_pools_by_their_category(kube: Kube) -> None:
     told = kube.run("explain", f"{KIND}.spec.interactive.slo.interTokenLatency.threshold")
     assert "Longest good gap, such as 50ms." in told
     listed = kube.run("api-resources", "--categories=chairlift", "--no-headers")
