@@ -34,10 +34,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What a schema says beside the types, by path such as `spec.interactive.replicas.min`.
-
-    closed: objects whose fields beyond those known are refused by name instead of being pruned.
-    """
+    """What a schema says beside the types, by path such as `spec.interactive.replicas.min`."""
 
     descriptions: Mapping[str, str]
     rules: Mapping[str, Sequence[Rule]] = field(default_factory=dict)

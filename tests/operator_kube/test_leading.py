@@ -56,7 +56,7 @@ def lead(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[[Body]
 
     async def main(body: Body) -> None:
         monkeypatch.setattr(leading, "PoolController", Controller.forgetful())
-        operator = Operator(settings, lambda: {KEY: BODY})
+        operator = Operator(settings, {KEY: BODY})
         async with asyncio.timeout(20):
             async with asyncio.TaskGroup() as tasks:
                 loop = operator._lead(cast(Any, Lease()), cast(Any, None), tasks)

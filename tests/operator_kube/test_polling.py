@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -255,7 +256,7 @@ def test_an_engine_that_the_operator_cannot_read_is_read_from_prometheus(run: An
     async def body(pool: Turned) -> None:
         async with pretended() as (server, session):
             polling = Polling(session, pool.clock, lambda answer: None)
-            object.__setattr__(pool.tools, "polling", polling)
+            pool.tools = replace(pool.tools, polling=polling)
             pool.set_spec(metrics={"source": "Prometheus", "url": server.url + "/"})
             await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 1)
             (name, engine), *_ = pool.kube.engines().items()
@@ -282,7 +283,7 @@ def test_a_pool_whose_prometheus_is_away_is_tuned_and_says_so(run: Any) -> None:
     async def body(pool: Turned) -> None:
         async with pretended() as (server, session):
             polling = Polling(session, pool.clock, lambda answer: None)
-            object.__setattr__(pool.tools, "polling", polling)
+            pool.tools = replace(pool.tools, polling=polling)
             server.answer = lambda: web.Response(status=503)
             pool.set_spec(metrics={"source": "Prometheus", "url": server.url})
             await pool.until(lambda: pool.status.get("interactive", {}).get("policyGeneration"))
@@ -318,11 +319,19 @@ def test_a_pools_own_prometheus_comes_before_the_operators(
     assert prometheus_url(make_pool(metrics=section), settings) == expected
 
 
-def test_an_address_that_is_none_ends_the_operator_with_the_variable() -> None:
-    with pytest.raises(SettingsError, match="CHAIRLIFT_PROMETHEUS_URL: must look like http"):
-        Settings.from_environment(
-            {"POD_NAME": "o", "POD_NAMESPACE": "n", "CHAIRLIFT_PROMETHEUS_URL": "prometheus:9090"}
-        )
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("CHAIRLIFT_PROMETHEUS_URL", "prometheus:9090", "must look like http"),
+        ("CHAIRLIFT_METRICS_PORT", "http", "must be a port"),
+        ("CHAIRLIFT_METRICS_PORT", "80000", "must be a port"),
+    ],
+)
+def test_a_value_that_is_none_ends_the_operator_with_the_variable(
+    variable: str, value: str, sentence: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"{variable}: {sentence}"):
+        Settings.from_environment({"POD_NAME": "o", "POD_NAMESPACE": "n", variable: value})
 
 
 def test_windows_are_counted_against_the_thresholds_of_the_spec(make_pool: Any) -> None:

@@ -123,7 +123,7 @@ def test_an_operator_that_comes_before_its_server_leads_once_it_is_there(
         host, port = runner.addresses[0][:2]
         access = Access(f"http://{host}:{port}", ssl.create_default_context(), None)
         monkeypatch.setattr(leading, "read_access", lambda: access)
-        operator = Operator(settings, dict)
+        operator = Operator(settings, {})
         operator.turned_at_s = -1e9  # as if it hung
         running = asyncio.create_task(operator.run())
         async with asyncio.timeout(20):

@@ -58,7 +58,7 @@ class Actor:
         clients = {name: self._observer.client(pod, admin_token) for name, pod in asked.items()}
         return await apply_actions(actions, clients, self._set_replicas)
 
-    async def advance(self, admin_token: str, is_ours: bool, drain_timeout_s: float) -> None:
+    async def advance(self, admin_token: str, is_ours: bool) -> None:
         """Drains: those that are over make room. is_ours: counts are this operator's to set."""
         marked = [pod for pod in self._objects.engines() if pod.mark is not None and pod.counts]
         over = await asyncio.gather(*(self._is_over(pod, admin_token) for pod in marked))

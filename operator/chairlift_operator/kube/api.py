@@ -7,7 +7,8 @@ Every failure is an `ApiError` with one sentence. Knows no kind but by its path;
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Self
@@ -156,7 +157,7 @@ class Api:
             "allowWatchBookmarks": "true",
         }
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=WATCH_SILENCE_S)
-        async with _translated():
+        with _translated():
             async with self._request("GET", path, params=params, timeout=timeout) as response:
                 self._on_call("WATCH", response.status)
                 if response.status != HTTPStatus.OK:
@@ -180,7 +181,7 @@ class Api:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type} if data is not None else {}
         timeout = aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=CONNECT_S)
-        async with _translated():
+        with _translated():
             for is_last in (False, True):
                 async with self._request(
                     verb, path, params=params, data=data, headers=headers, timeout=timeout
@@ -205,18 +206,16 @@ class Api:
         return self._session.request(verb, url, headers=told, ssl=self._access.tls, **options)
 
 
-class _translated:
+@contextmanager
+def _translated() -> Iterator[None]:
     """The HTTP client's errors as ours."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, TimeoutError):
-            raise ApiError(0, "the API server did not answer in time") from error
-        if isinstance(error, aiohttp.ClientError):
-            why = f"{error or type(error).__name__}"
-            raise ApiError(0, f"the API server cannot be reached: {why}") from error
+    try:
+        yield
+    except TimeoutError as error:
+        raise ApiError(0, "the API server did not answer in time") from error
+    except aiohttp.ClientError as error:
+        why = str(error) or type(error).__name__
+        raise ApiError(0, f"the API server cannot be reached: {why}") from error
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:

@@ -1,7 +1,7 @@
 """What a pool is made of on Kubernetes: one manifest per child, as server-side apply takes it.
 
 Pure. Deployments of engines come without replicas and without their rollout's state: those have
-other writers (`scaler`, `rollout`). Secret and policies are made elsewhere too: they hold state.
+other writers (`acting`, `rolling`). Secret and policies are `keeping`'s: they hold state.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from chairlift_operator.kube import names
@@ -31,13 +31,8 @@ KEEP_EVERY_S: Final = 60.0
 _MODEL_CHANGE: Final = 0.2  # smaller ones are noise, and not worth a write
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    admin: str
-
-
-async def ensure_tokens(api: Api, pool: InferencePool, owner: Owner) -> Tokens:
-    """Made by the first who comes: a Secret is created once, and another's is left alone."""
+async def ensure_tokens(api: Api, pool: InferencePool, owner: Owner) -> str:
+    """The admin token. Made by the first who comes; another's Secret is left alone: Foreign."""
     name = names.tokens(pool.name)
     path = SECRET.path(pool.namespace, name)
     found = await api.find(path)
@@ -51,9 +46,12 @@ async def ensure_tokens(api: Api, pool: InferencePool, owner: Owner) -> Tokens:
             found = await api.get(path)
     theirs = found["metadata"].get("annotations", {}).get(names.OPERATOR_ANNOTATION)
     if theirs != owner.operator:
+        advice = "remove it, or rename the pool"
+        if theirs is not None:
+            advice = "give each operator namespaces of its own (watchNamespaces)"
         raise Foreign(
             f"Secret {pool.namespace}/{name} belongs to {theirs or 'somebody else'}, this operator "
-            f"is {owner.operator}: it leaves this pool alone",
+            f"is {owner.operator}; {advice}",
             is_operator=theirs is not None,
         )
     admin = found.get("data", {}).get(names.ADMIN_TOKEN_KEY)
@@ -62,7 +60,7 @@ async def ensure_tokens(api: Api, pool: InferencePool, owner: Owner) -> Tokens:
             f"Secret {pool.namespace}/{name} holds no {names.ADMIN_TOKEN_KEY}: delete it, and a "
             "new one is made"
         )
-    return Tokens(base64.b64decode(admin).decode())
+    return base64.b64decode(admin).decode()
 
 
 def _secret(pool: InferencePool, owner: Owner) -> Json:

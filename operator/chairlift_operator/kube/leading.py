@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -46,9 +46,9 @@ _SETTLE_S = 0.2  # changes come in flurries: one look at the pool for all of the
 
 
 class Operator:
-    """pools: asked for all InferencePools as they are now, by namespace and name."""
+    """pools: a live view of all InferencePools, by namespace and name."""
 
-    def __init__(self, settings: Settings, pools: Callable[[], Pools]) -> None:
+    def __init__(self, settings: Settings, pools: Pools) -> None:
         self._settings = settings
         self._pools = pools
         self._changed: dict[PoolKey, float] = {}
@@ -91,14 +91,14 @@ class Operator:
                     polling = Polling(session, clock, self.metrics.count_answer)
                     tasks.create_task(polling.run())
                     tools = Tools(
-                        api.guarded_by(lease.is_held),
-                        session,
-                        stores,
-                        self._settings,
-                        clock,
-                        self.metrics.count_plan,
-                        polling,
-                        self.metrics.count_snapshot,
+                        api=api.guarded_by(lease.is_held),
+                        session=session,
+                        stores=stores,
+                        settings=self._settings,
+                        now_s=clock,
+                        on_plan=self.metrics.count_plan,
+                        polling=polling,
+                        on_snapshot=self.metrics.count_snapshot,
                     )
                     await self._lead(lease, tools, tasks)
             finally:
@@ -146,7 +146,7 @@ class Operator:
             return
 
     def _known(self) -> list[PoolKey]:
-        known = [key for key in self._pools() if key not in self._gone and self._is_ours(key)]
+        known = [key for key in self._pools if key not in self._gone and self._is_ours(key)]
         for key in set(self._controllers) - set(known):
             del self._controllers[key]
         self.metrics.pools.set(len(known))
@@ -155,7 +155,7 @@ class Operator:
     def _take_changed(self) -> list[PoolKey]:
         """Those whose turn is not over stay: it may have begun before the change."""
         changed = [key for key in self._changed if key not in self._busy]
-        now_s, known = time.monotonic(), self._pools()
+        now_s, known = time.monotonic(), self._pools
         for key in changed:
             self.metrics.queue_age_s.observe(now_s - self._changed.pop(key))
         return [key for key in changed if key in known and self._is_ours(key)]
@@ -176,7 +176,7 @@ class Operator:
     async def _turn(self, key: PoolKey, kind: str, tools: Tools, term: int) -> None:
         try:
             async with self._slots[kind]:
-                body = self._pools().get(key)
+                body = self._pools.get(key)
                 if body is None or body["metadata"].get("deletionTimestamp"):
                     return
                 controller = self._controllers.get(key)
@@ -206,7 +206,7 @@ class Operator:
                 logger.warning("resync: %s", error)
                 continue
             there = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in listed}
-            self._gone = frozenset(set(self._pools()) - there)
+            self._gone = frozenset(set(self._pools) - there)
 
     def _reflect(self, api: Api) -> tuple[Stores, list[Reflector]]:
         pods = Store(self.wake)

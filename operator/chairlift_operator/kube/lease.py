@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api, ApiError
@@ -21,7 +21,6 @@ from chairlift_operator.kube.settings import DEADLINE_S, LEASE_S, RENEW_S
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-_MANAGER: Final = f"{names.FIELD_MANAGER}-lease"
 
 
 class Lease:
@@ -86,7 +85,7 @@ class Lease:
         lease = await self._api.find(self._path)
         if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
             lease["spec"]["holderIdentity"] = ""
-            await self._api.replace(self._path, lease, _MANAGER)
+            await self._api.replace(self._path, lease, names.LEASE_MANAGER)
 
     def _is_free(self, lease: Json) -> bool:
         spec = lease["spec"]
@@ -97,9 +96,9 @@ class Lease:
             self._seen = (version, self._now_s())
         return self._now_s() - self._seen[1] > float(spec.get("leaseDurationSeconds", LEASE_S))
 
-    async def _written(self, writing: Any, started_s: float) -> None:
+    async def _written(self, writing: Awaitable[Json], started_s: float) -> None:
         try:
-            lease: Json = await writing
+            lease = await writing
         except ApiError as error:
             if not error.is_conflict:  # somebody else was quicker
                 raise
@@ -119,14 +118,14 @@ class Lease:
             "metadata": metadata,
             "spec": spec,
         }
-        return await self._api.create(self._folder, manifest, _MANAGER)
+        return await self._api.create(self._folder, manifest, names.LEASE_MANAGER)
 
     async def _replace(self, lease: Json, is_new: bool) -> Json:
         spec = {**lease["spec"], **self._ours()}
         if is_new:
             spec["acquireTime"] = spec["renewTime"]
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
-        return await self._api.replace(self._path, {**lease, "spec": spec}, _MANAGER)
+        return await self._api.replace(self._path, {**lease, "spec": spec}, names.LEASE_MANAGER)
 
     def _ours(self) -> Json:
         return {

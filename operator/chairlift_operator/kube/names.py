@@ -14,9 +14,13 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 PLURAL: Final = "inferencepools"
 KIND: Final = "InferencePool"
 
-# Who writes which fields. Two managers, so that no apply of a manifest ever touches a count.
+# Who writes which fields: a manager each, so that no apply of a manifest ever touches a count, a
+# rollout's state or a status.
 FIELD_MANAGER: Final = "chairlift"
 SCALER: Final = "chairlift-scaler"
+ROLLOUT_MANAGER: Final = "chairlift-rollout"
+STATUS_MANAGER: Final = "chairlift-status"
+LEASE_MANAGER: Final = "chairlift-lease"
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "chairlift"
@@ -35,7 +39,7 @@ REVISION_LABEL: Final = "chairlift.dev/revision"
 OPERATOR_ANNOTATION: Final = "chairlift.dev/operator"
 # Names the whole manifest, so that another release's rendering is not taken for drift.
 RENDERED_ANNOTATION: Final = "chairlift.dev/rendered"
-# On a pod that is to go: JSON of `drain.Mark`.
+# On a pod that is to go: JSON of `pod_view.Mark`.
 DRAIN_ANNOTATION: Final = "chairlift.dev/drain"
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 

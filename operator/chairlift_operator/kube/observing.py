@@ -67,26 +67,24 @@ class Observer:
         self,
         admin_token: str,
         num_reserved: int,
-        prometheus: PrometheusReader | None = None,
-        thresholds_ms: Mapping[tuple[RequestClass, str], float] | None = None,
+        prometheus: PrometheusReader | None,
+        thresholds_ms: Mapping[tuple[RequestClass, str], float],
     ) -> Snapshot:
         """prometheus: for what happened over minutes and hours, and for pods out of reach."""
         pods = self._objects.engines()
         self._served &= {pod.uid for pod in pods}
         self._served |= {pod.uid for pod in pods if pod.is_ready}
-        gateway, *replicas = await asyncio.gather(
+        gateway, seen = await asyncio.gather(
             self.gateways(prometheus),
-            *(self._replica(pod, pods, admin_token, prometheus) for pod in pods),
+            asyncio.gather(*(self._replica(p, pods, admin_token, prometheus) for p in pods)),
         )
-        assert isinstance(gateway, GatewaySnapshot)
-        seen = [replica for replica in replicas if isinstance(replica, ReplicaSnapshot)]
         return Snapshot(
             "/".join(self._objects.key),
             self._now_s(),
             (*seen, *self._to_come(pods)),
             gateway,
             num_reserved,
-            self._windows(pods, prometheus, thresholds_ms or {}),
+            self._windows(pods, prometheus, thresholds_ms),
         )
 
     def _windows(
@@ -178,7 +176,7 @@ class Observer:
             ]
         return to_come
 
-    async def gateways(self, prometheus: PrometheusReader | None = None) -> GatewaySnapshot:
+    async def gateways(self, prometheus: PrometheusReader | None) -> GatewaySnapshot:
         """All of them together; where one cannot be read, arrivals are not known."""
         asked = [g for g in self._objects.gateways() if g.ip is not None and g.is_ready]
         if not asked:
@@ -217,8 +215,8 @@ def summed(
     samples: Sequence[tuple[GatewayClassSample, ...]],
 ) -> tuple[GatewayClassSample, ...]:
     """Arrivals of all gateways by class."""
-    known = {c: [s for sample in samples for s in sample if s.request_class is c] for c in
-             RequestClass}  # fmt: skip
+    told = [each for sample in samples for each in sample]
+    known = {c: [each for each in told if each.request_class is c] for c in RequestClass}
     return tuple(
         GatewayClassSample(c, sum(s.num_received for s in found), sum(s.num_held for s in found))
         for c, found in known.items()

@@ -14,6 +14,7 @@ from typing import Final
 import aiohttp
 
 from chairlift_operator.kube.settings import REST_S, TICK_S
+from chairlift_operator.kube.watching import PoolKey
 from chairlift_operator.pool_windows import PoolWindows
 from chairlift_operator.prometheus.asking import PrometheusClient
 from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, QUERY_FAILED, Batch, PoolPods
@@ -31,7 +32,6 @@ from chairlift_operator.prometheus.series import Answer, PodKey
 
 logger = logging.getLogger(__name__)
 
-PoolKey = tuple[str, str]
 WINDOWS_EVERY_S: Final = 30.0  # minutes and hours change slowly, and an hour of samples is much
 WINDOWS_TIMEOUT_S: Final = 15.0
 WINDOWS_TOO_OLD_S: Final = 3 * WINDOWS_EVERY_S

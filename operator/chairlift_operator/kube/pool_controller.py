@@ -7,7 +7,7 @@ ticks. Never both at once for one pool. A failure is told in the status and trie
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from chairlift_operator.kube import names
 from chairlift_operator.kube.acting import Actor
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, classes_of
-from chairlift_operator.kube.keeping import Keeper, Tokens, ensure_tokens
+from chairlift_operator.kube.keeping import Keeper, ensure_tokens
 from chairlift_operator.kube.objects import PoolObjects, Stores
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.pacing import is_due
@@ -69,8 +69,7 @@ class PoolController:
         self.uid = metadata["uid"]
         self._key, self._tools, self._term = key, tools, term
         self._body = body
-        owner = Owner(self.uid, tools.settings.operator)
-        self._owner = owner
+        owner = self._owner = Owner(self.uid, tools.settings.operator)
         self._objects = PoolObjects(key, tools.stores)
         self._observer = Observer(self._objects, tools.session, tools.now_s)
         self._notes: list[tuple[str, str]] = []
@@ -80,7 +79,7 @@ class PoolController:
         self._keeper = Keeper(self._objects, tools.api, owner, tools.now_s)
         before = from_json(body.get("status"))
         self._reporter = Reporter(tools.api, *key, self.uid, before, tools.now_s)
-        self._tokens: Tokens | None = None
+        self._token: str | None = None
         self._loop: ControlLoop | None = None
         self._last: Tick | None = None
         self._trouble: str | None = None
@@ -162,8 +161,8 @@ class PoolController:
 
     @property
     def _admin_token(self) -> str:
-        assert self._tokens is not None
-        return self._tokens.admin
+        assert self._token is not None
+        return self._token
 
     def _accepted(self, body: Json) -> InferencePool | None:
         """The spec, or None with the trouble noted: a pool runs on as it was."""
@@ -188,20 +187,19 @@ class PoolController:
             return
         self._settled = None
         spec = pool.spec
-        if self._tokens is None:
-            self._tokens = await ensure_tokens(self._tools.api, pool, self._owner)
+        if self._token is None:
+            self._token = await ensure_tokens(self._tools.api, pool, self._owner)
         await self._keeper.keep(pool, self._loop.memory if self._loop else None)
         is_new = {c for c in classes_of(pool) if self._objects.deployment(c) is None}
         refused = await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
         for sentence in set(refused) - set(self._refused):
             self._note("WriteRefused", sentence)
         self._refused = refused
-        is_made = {c for c in is_new if self._objects.deployment(c) is not None}
-        for request_class in is_made:
-            if spec.autoscaling.mode != "External":
-                await self._actor.set_count(request_class, spec.replicas(request_class).min)
         is_ours = spec.autoscaling.mode != "External"
-        await self._actor.advance(self._admin_token, is_ours, spec.autoscaling.drain_timeout_s)
+        for request_class in is_new:
+            if is_ours and self._objects.deployment(request_class) is not None:
+                await self._actor.set_count(request_class, spec.replicas(request_class).min)
+        await self._actor.advance(self._admin_token, is_ours)
         is_told = self._roller.state.interrupts is not None and self._is_told()
         await self._roller.advance(pool, is_told)
         is_moving = any(pod.mark is not None for pod in self._objects.engines())
@@ -212,7 +210,7 @@ class PoolController:
         """Whether the status says that a replacement will interrupt."""
         return any(c.reason == "RolloutInterrupts" for c in self._reporter.written.conditions)
 
-    async def _tried(self, work: Any) -> bool:
+    async def _tried(self, work: Awaitable[object]) -> bool:
         try:
             await work
             self._is_anothers = False
@@ -231,8 +229,8 @@ class PoolController:
     async def _report(self, made: Plan | None) -> None:
         if self._is_anothers:
             return
-        shown = made or (self._last.plan if self._last else None)
-        fresh = made is not None
+        if made is None and self._last is not None:
+            made = replace(self._last.plan, decisions=())  # they have been told
         given = StatusInput(
             namespace=self._key[0],
             pool=self._key[1],
@@ -241,7 +239,7 @@ class PoolController:
             now_s=self._tools.now_s(),
             accepted=self._trouble,
             refused=self._refused,
-            made=shown if fresh or shown is None else _without_decisions(shown),
+            made=made,
             replicas=self._replicas(),
             gateways=self._gateways(),
             rollout=self._roller.state if self._trouble is None else RolloutState(),
@@ -292,11 +290,6 @@ def counted_thresholds_ms(pool: InferencePool) -> dict[tuple[RequestClass, str],
         (RequestClass.INTERACTIVE, "ttft"): own.time_to_first_token.threshold_ms,
         (RequestClass.BATCH, "ttft"): batch.time_to_first_token.threshold_ms,
     }
-
-
-def _without_decisions(made: Plan) -> Plan:
-    """Its decisions have been told."""
-    return replace(made, decisions=())
 
 
 def _event_reason(field: str) -> str:

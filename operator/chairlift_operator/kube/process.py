@@ -33,7 +33,7 @@ class OperatorProcess:
 
     def start(self, settings: Settings, pools: Pools) -> None:
         gc.set_threshold(*GC_THRESHOLDS)
-        operator = self._operator = Operator(settings, lambda: pools)
+        operator = self._operator = Operator(settings, pools)
         operator.metrics.serve(settings.metrics_port)
         self._task = asyncio.create_task(operator.run())
         self._task.add_done_callback(_end_process)

@@ -18,8 +18,8 @@ from chairlift_operator.status_model import PoolStatus
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-_MANAGER: Final = f"{names.FIELD_MANAGER}-status"
 _LONGEST_NOTE: Final = 1000
+_WARNINGS: Final = frozenset({"WriteRefused"})
 
 
 class Reporter:
@@ -58,7 +58,7 @@ class Reporter:
             "metadata": {"name": self._pool, "namespace": self._namespace},
             "status": to_json(status),
         }
-        await self._api.apply(path, body, _MANAGER)
+        await self._api.apply(path, body, names.STATUS_MANAGER)
         self._written_at_s = self._now_s()
         self.written = status
 
@@ -66,7 +66,7 @@ class Reporter:
         key = (self._namespace, self._pool)
         return is_due(key, self._written_at_s, self._now_s(), SEEN_AGAIN_S)
 
-    async def event(self, reason: str, note: str, is_warning: bool = False) -> None:
+    async def event(self, reason: str, note: str) -> None:
         """An Event is for people: one that cannot be written is no reason to stop."""
         at = timestamp(self._now_s())
         body: Json = {
@@ -85,7 +85,7 @@ class Reporter:
             },
             "reason": reason,
             "message": note[:_LONGEST_NOTE],
-            "type": "Warning" if is_warning else "Normal",
+            "type": "Warning" if reason in _WARNINGS else "Normal",
             "source": {"component": names.OPERATOR_NAME},
             "firstTimestamp": at,
             "lastTimestamp": at,

@@ -13,7 +13,7 @@ from typing import Final
 
 from chairlift_operator.kube.pod_view import ROLLOUT, PodView
 
-# A drained replica that still says it is ready would not be the one that Kubernetes takes.
+# maxSurge and maxUnavailable of a Deployment.
 DRAIN_FIRST: Final = (0, 1)
 GROW_FIRST: Final = (1, 0)
 
@@ -81,6 +81,7 @@ def _next(
     in_hand = [pod for pod in old if pod.mark is not None and pod.mark.why == ROLLOUT]
     if in_hand:
         victim = in_hand[0]
+        # One that still says it is ready would not be the one that Kubernetes takes.
         if victim.name in view.finished and not victim.is_ready:
             return RolloutStep(False, progress=f"{told}; {victim.name} is replaced")
         return RolloutStep(True, progress=f"{told}; {victim.name} drains")

@@ -30,6 +30,7 @@ DEADLINE_S: Final = 10.0
 STATUS_S: Final = 60.0  # between two writes of a status in which only measurements changed
 SEEN_AGAIN_S: Final = 600.0  # the same, where they are as before and only newer
 METRICS_PORT: Final = 8082
+_RELEASE: Final = "0.1.0"  # of the images, where nobody names any; the chart does
 
 
 class SettingsError(ValueError):
@@ -68,7 +69,6 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        version = environment.get("CHAIRLIFT_VERSION", "0.1.0")
         names = environment.get("CHAIRLIFT_NAMESPACES", "").replace(",", " ").split()
         return cls(
             identity=_needed(environment, "POD_NAME"),
@@ -76,15 +76,22 @@ class Settings:
             instance=environment.get("CHAIRLIFT_INSTANCE", "chairlift"),
             namespaces=tuple(names),
             images=Images(
-                engine=environment.get("CHAIRLIFT_ENGINE_IMAGE", f"chairlift-engine:{version}"),
+                engine=environment.get("CHAIRLIFT_ENGINE_IMAGE", f"chairlift-engine:{_RELEASE}"),
                 simulator=environment.get(
-                    "CHAIRLIFT_SIMULATOR_IMAGE", f"chairlift-engine-simulator:{version}"
+                    "CHAIRLIFT_SIMULATOR_IMAGE", f"chairlift-engine-simulator:{_RELEASE}"
                 ),
-                gateway=environment.get("CHAIRLIFT_GATEWAY_IMAGE", f"chairlift-gateway:{version}"),
+                gateway=environment.get("CHAIRLIFT_GATEWAY_IMAGE", f"chairlift-gateway:{_RELEASE}"),
             ),
-            metrics_port=int(environment.get("CHAIRLIFT_METRICS_PORT", METRICS_PORT)),
+            metrics_port=_port(environment, "CHAIRLIFT_METRICS_PORT", METRICS_PORT),
             prometheus_url=_url(environment, "CHAIRLIFT_PROMETHEUS_URL"),
         )
+
+
+def _port(environment: Mapping[str, str], name: str, default: int) -> int:
+    value = environment.get(name, str(default))
+    if not value.isdecimal() or int(value) > 65_535:
+        raise SettingsError(f"{name}: must be a port, 0 to 65535 (0: any that is free)")
+    return int(value)
 
 
 def _url(environment: Mapping[str, str], name: str) -> str | None:

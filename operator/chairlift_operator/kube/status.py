@@ -34,8 +34,6 @@ from chairlift_protocol.wire import RequestClass
 Json = dict[str, Any]
 _STATUS: Final[TypeAdapter[PoolStatus]] = TypeAdapter(PoolStatus)
 _SLO: Final = {Truth.TRUE: "Met", Truth.FALSE: "Missed", Truth.UNKNOWN: "Unknown"}
-# Changes of these alone are measurements: they are written now and then.
-_MEASURED: Final = ("signals",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +100,7 @@ def from_json(body: object) -> PoolStatus:
 
 def differs(before: PoolStatus, after: PoolStatus) -> bool:
     """In more than measurements."""
-    kept = {name: () for name in _MEASURED}
-    return replace(before, **kept) != replace(after, **kept)  # type: ignore[arg-type]
+    return replace(before, signals=()) != replace(after, signals=())
 
 
 def measures_differ(before: PoolStatus, after: PoolStatus) -> bool:

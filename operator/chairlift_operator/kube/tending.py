@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, children
 from chairlift_operator.kube.merging import digest, projected
 from chairlift_operator.kube.objects import PoolObjects
-from chairlift_operator.kube.paths import DEPLOYMENT, path_of
+from chairlift_operator.kube.paths import CONFIG_MAP, DEPLOYMENT, path_of
+from chairlift_operator.kube.rollout import DRAIN_FIRST
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
@@ -25,7 +26,6 @@ from chairlift_protocol.wire import RequestClass
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-ROLLOUT_MANAGER: Final = f"{names.FIELD_MANAGER}-rollout"
 
 
 class Foreign(RuntimeError):
@@ -85,15 +85,17 @@ class Tender:
         await self._prune({(m["kind"], m["metadata"]["name"]) for m in wanted})
         return tuple(refused)
 
-    async def hold(self, request_class: RequestClass, paused: bool, surge: int, gone: int) -> None:
+    async def hold(
+        self, request_class: RequestClass, paused: bool, surge: int, unavailable: int
+    ) -> None:
         """The turnstile of a rollout: how the Deployment replaces pods, and whether it may now."""
         live = self._objects.deployment(request_class)
-        rolling = {"maxSurge": surge, "maxUnavailable": gone}
+        rolling = {"maxSurge": surge, "maxUnavailable": unavailable}
         if live is None or _turnstile(live) == (paused, rolling):
             return
-        await self._set_turnstile(live, paused, surge, gone)
+        await self._set_turnstile(live, paused, surge, unavailable)
 
-    async def _set_turnstile(self, live: Json, paused: bool, surge: int, gone: int) -> None:
+    async def _set_turnstile(self, live: Json, paused: bool, surge: int, unavailable: int) -> None:
         manifest = {
             "apiVersion": "apps/v1",
             "kind": DEPLOYMENT.name,
@@ -101,10 +103,10 @@ class Tender:
                 "name": live["metadata"]["name"],
                 "namespace": live["metadata"]["namespace"],
             },
-            "spec": _turnstile_spec(paused, surge, gone),
+            "spec": _turnstile_spec(paused, surge, unavailable),
         }
         path = path_of(manifest)
-        self._objects.note(await self._api.apply(path, manifest, ROLLOUT_MANAGER))
+        self._objects.note(await self._api.apply(path, manifest, names.ROLLOUT_MANAGER))
 
     async def _tend_child(self, manifest: Json) -> None:
         live = self._objects.child(manifest["kind"], manifest["metadata"]["name"])
@@ -123,13 +125,13 @@ class Tender:
         if live is None:
             await self._adopt(manifest)
             # Made by the turnstile's manager, closed: no pod before its number is known.
-            closed = {**manifest["spec"], **_turnstile_spec(True, 0, 1)}
+            closed = {**manifest["spec"], **_turnstile_spec(True, *DRAIN_FIRST)}
             first = {**manifest, "spec": closed}
-            await self._api.apply(path_of(manifest), first, ROLLOUT_MANAGER)
+            await self._api.apply(path_of(manifest), first, names.ROLLOUT_MANAGER)
             await self._apply(manifest)
         elif _revision(live) != _revision(manifest):
             if may_roll:
-                await self._set_turnstile(live, True, 0, 1)
+                await self._set_turnstile(live, True, *DRAIN_FIRST)
                 await self._apply(manifest)
         elif _rendered(live) == _rendered(manifest) and self._has_drifted(live, manifest):
             self._tell_drift(manifest)
@@ -189,7 +191,7 @@ class Tender:
         """Engines of a class that the spec has no more go once they have drained."""
         for item in self._objects.children():
             name = item["metadata"]["name"]
-            if (item["kind"], name) in wanted or item["kind"] == "ConfigMap":
+            if (item["kind"], name) in wanted or item["kind"] == CONFIG_MAP.name:
                 continue
             if item["kind"] == DEPLOYMENT.name and self._still_runs(item):
                 continue
@@ -224,8 +226,8 @@ def _rendered(item: Json) -> str:
     return str(item["metadata"].get("annotations", {}).get(names.RENDERED_ANNOTATION, ""))
 
 
-def _turnstile_spec(paused: bool, surge: int, gone: int) -> Json:
-    rolling = {"maxSurge": surge, "maxUnavailable": gone}
+def _turnstile_spec(paused: bool, surge: int, unavailable: int) -> Json:
+    rolling = {"maxSurge": surge, "maxUnavailable": unavailable}
     return {"paused": paused, "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling}}
 
 
