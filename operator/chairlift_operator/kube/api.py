@@ -21,6 +21,7 @@ Json = dict[str, Any]
 APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 MERGE: Final = "application/merge-patch+json"
 _MAX_EVENT_BYTES: Final = 16 << 20
+_LONGEST_MESSAGE: Final = 1000  # a server quotes what it refuses, and that may be a megabyte
 _READS: Final = frozenset({"GET", "WATCH"})
 _REFUSALS: Final = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
@@ -217,6 +218,8 @@ class _translated:
         if isinstance(error, aiohttp.ClientError):
             why = f"{error or type(error).__name__}"
             raise ApiError(0, f"the API server cannot be reached: {why}") from error
+        if isinstance(error, json.JSONDecodeError):
+            raise ApiError(0, f"the API server's answer is not understood: {error}") from error
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
@@ -239,4 +242,6 @@ async def _error(response: aiohttp.ClientResponse) -> ApiError:
         message = json.loads(text)["message"]
     except (ValueError, KeyError, TypeError):
         message = text.strip()[:200] or response.reason or "no reason given"
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:_LONGEST_MESSAGE]} ..."
     return ApiError(response.status, f"{response.method} {response.url.path}: {message}")

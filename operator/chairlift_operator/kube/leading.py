@@ -51,7 +51,7 @@ class Operator:
         self._changed: dict[PoolKey, float] = {}
         self._woken = asyncio.Event()
         self._controllers: dict[PoolKey, PoolController] = {}
-        self._gone: frozenset[PoolKey] = frozenset()
+        self._gone: frozenset[str] = frozenset()  # by uid: one of the same name may come after it
         self._busy: set[PoolKey] = set()
         self._slots = asyncio.Semaphore(NUM_CONCURRENT_POOLS)
         self.metrics = OperatorMetrics()
@@ -137,7 +137,8 @@ class Operator:
             return
 
     def _known(self) -> list[PoolKey]:
-        known = [key for key in self._pools() if key not in self._gone and self._is_ours(key)]
+        pools = self._pools().items()
+        known = [k for k, body in pools if _uid(body) not in self._gone and self._is_ours(k)]
         for key in set(self._controllers) - set(known):
             del self._controllers[key]
         self.metrics.pools.set(len(known))
@@ -188,6 +189,7 @@ class Operator:
         """A watch may have missed an end: a pool that the server does not list is gone."""
         while True:
             await asyncio.sleep(RESYNC_S)
+            known = {_uid(body) for body in self._pools().values()}
             try:
                 listed = [
                     item
@@ -197,8 +199,7 @@ class Operator:
             except ApiError as error:
                 logger.warning("resync: %s", error)
                 continue
-            there = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in listed}
-            self._gone = frozenset(set(self._pools()) - there)
+            self._gone = frozenset(known - {_uid(item) for item in listed})
 
     def _reflect(self, api: Api) -> tuple[Stores, list[Reflector]]:
         pods = Store(self.wake)
@@ -217,6 +218,10 @@ class Operator:
 
     def _is_ours(self, key: PoolKey) -> bool:
         return not self._settings.namespaces or key[0] in self._settings.namespaces
+
+
+def _uid(body: Json) -> str:
+    return str(body["metadata"]["uid"])
 
 
 def _turn_of(key: PoolKey) -> int:
