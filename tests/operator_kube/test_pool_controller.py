@@ -8,6 +8,7 @@ import pytest
 
 Json = dict[str, Any]
 DEPLOYMENT = "/apis/apps/v1/namespaces/team/deployments/chat-interactive"
+TOKENS = "/api/v1/namespaces/team/secrets/chat-tokens"
 POOL = "/apis/chairlift.dev/v1alpha1/namespaces/team/inferencepools/chat"
 Turned = Any  # conftest's
 
@@ -445,5 +446,88 @@ def test_new_pods_start_from_the_policy_that_was_last_kept(run: Any) -> None:
         await pool.turn()
         # At once: an engine that reserved memory for 8 does not start with 16.
         assert '"batch_size": 8' in pool.kube.objects[path]["data"]["interactive.json"]
+
+    run(body)
+
+
+def test_a_deployment_whose_label_somebody_takes_keeps_its_count(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 3}})
+        await pool.turn(4)
+        await pool.kube.patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}}, "person")
+        await pool.until(lambda: pool.status["interactive"]["ready"] == 3)
+        before = set(pool.kube.engines("chat-interactive"))
+        live = pool.kube.objects[DEPLOYMENT]
+        pool.kube.stores.children["Deployment"].drop(live)  # what the watch then says
+        del live["metadata"]["labels"]["chairlift.dev/pool"]
+        await pool.turn(4)
+        assert pool.kube.objects[DEPLOYMENT]["metadata"]["labels"]["chairlift.dev/pool"] == "chat"
+        assert pool.count == 3 and set(pool.kube.engines("chat-interactive")) == before
+
+    run(body)
+
+
+def test_a_class_that_is_added_gets_no_more_replicas_than_there_is_room_for(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        interactive, capacity = {"replicas": {"min": 1, "max": 2}}, {"replicas": 2}
+        pool.set_spec(interactive=interactive, capacity=capacity)
+        await pool.turn(4)
+        await pool.kube.patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 2}}, "person")
+        await pool.until(lambda: pool.status["interactive"]["ready"] == 2)
+        for engine in pool.kube.engines().values():
+            engine.num_in_flight = 1
+        batch = {"replicas": {"min": 1, "max": 1}}
+        pool.set_spec(interactive=interactive, capacity=capacity, batch=batch)
+        for _ in range(8):
+            await pool.turn()
+            assert len(pool.kube.engines()) <= 2
+        for engine in pool.kube.engines().values():
+            engine.num_in_flight = 0
+        await pool.until(lambda: pool.status.get("batch", {}).get("ready") == 1)
+        assert pool.count == 1
+
+    run(body)
+
+
+def test_a_count_that_could_not_be_written_at_first_is_written_before_any_pod(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        path = DEPLOYMENT.replace("interactive", "batch")
+        pool.kube.refuses[f"{path}/scale"] = "not now"
+        pool.set_spec(batch={"replicas": {"min": 0, "max": 1}})
+        await pool.turn(3)
+        assert not pool.kube.engines("chat-batch")
+        pool.kube.refuses.clear()
+        await pool.turn(3)
+        assert not pool.kube.engines("chat-batch")
+        assert pool.kube.objects[path]["spec"]["replicas"] == 0
+
+    run(body)
+
+
+def test_tokens_that_somebody_deletes_are_made_again_as_engines_know_them(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(4)
+        before = pool.kube.objects.pop(TOKENS)["data"]
+        (name,) = pool.kube.engines("chat-interactive")
+        pod = pool.kube.objects[f"/api/v1/namespaces/team/pods/{name}"]
+        waits = {"metadata": {**pod["metadata"], "resourceVersion": "999"}, "status": {}}
+        pool.kube.stores.pods.put({**pod, **waits})  # as its successor would
+        await pool.until(lambda: TOKENS in pool.kube.objects, num_turns=8)
+        assert pool.kube.objects[TOKENS]["data"] == before
+
+    run(body)
+
+
+@pytest.mark.parametrize("refused", [TOKENS, "/api/v1/namespaces/team/configmaps/chat-policy"])
+def test_whatever_the_server_refuses_is_said(run: Any, refused: str) -> None:
+    async def body(pool: Turned) -> None:
+        pool.kube.refuses[refused] = "exceeded quota"
+        pool.set_spec()
+        await pool.turn(2)
+        assert pool.condition("Reconciled")["status"] == "False"
+        assert "exceeded quota" in pool.condition("Reconciled")["message"]
+        pool.kube.refuses.clear()
+        await pool.until(lambda: pool.condition("Reconciled")["status"] == "True")
 
     run(body)

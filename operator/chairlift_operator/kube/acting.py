@@ -28,6 +28,7 @@ from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.paths import DEPLOYMENT, POD
 from chairlift_operator.kube.pod_view import ROLLOUT, SCALE, Mark, PodView
+from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,18 @@ class Actor:
         path = DEPLOYMENT.path(self._objects.namespace, name, "scale")
         scale = await self._api.patch(path, {"spec": {"replicas": count}}, names.SCALER)
         self._objects.note_replicas(request_class, scale)
+
+    async def set_first_count(self, pool: InferencePool, request_class: RequestClass) -> None:
+        """Of a Deployment that never was open: its least, as far as there is room. What ends may
+        still hold places, and so may the other class."""
+        if not self._objects.was_never_open(request_class):
+            return
+        own = sum(pod.counts for pod in self._objects.engines_of(request_class))
+        others = self._objects.num_held() - own - self._objects.num_missing(request_class)
+        least = pool.spec.replicas(request_class).min
+        count = max(own, min(least, pool.spec.num_replicas - others))
+        if count != self._objects.replicas(request_class):
+            await self.set_count(request_class, count)
 
     async def _set_replicas(self, action: SetReplicas) -> ActionResult:
         try:

@@ -37,6 +37,7 @@ OPERATOR_ANNOTATION: Final = "chairlift.dev/operator"
 RENDERED_ANNOTATION: Final = "chairlift.dev/rendered"
 # On a pod that is to go: JSON of `drain.Mark`.
 DRAIN_ANNOTATION: Final = "chairlift.dev/drain"
+ROLLED_OUT_ANNOTATION: Final = "deployment.kubernetes.io/revision"  # Kubernetes' own
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 OPERATOR_NAME: Final = "chairlift-operator"  # the operator pods' app.kubernetes.io/name

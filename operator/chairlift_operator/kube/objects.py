@@ -70,6 +70,13 @@ class PoolObjects:
     def deployment(self, request_class: RequestClass) -> Json | None:
         return self.child(DEPLOYMENT.name, names.engines(self.key[1], request_class))
 
+    def was_never_open(self, request_class: RequestClass) -> bool:
+        """Made closed, and no pod of it since: Kubernetes numbers what it once rolled out."""
+        deployment = self.deployment(request_class)
+        if deployment is None or not deployment["spec"].get("paused"):
+            return False
+        return names.ROLLED_OUT_ANNOTATION not in deployment["metadata"].get("annotations", {})
+
     def replicas(self, request_class: RequestClass) -> int:
         """As the Deployment says; 0 without one."""
         deployment = self.deployment(request_class)

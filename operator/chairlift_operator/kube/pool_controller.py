@@ -20,14 +20,16 @@ from chairlift_operator.kube import names
 from chairlift_operator.kube.acting import Actor
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, classes_of
-from chairlift_operator.kube.keeping import Keeper, Tokens, ensure_tokens
+from chairlift_operator.kube.keeping import Keeper
 from chairlift_operator.kube.objects import PoolObjects, Stores
 from chairlift_operator.kube.observing import Observer
+from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.kube.reporting import Reporter
 from chairlift_operator.kube.rolling import Roller, RolloutState
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.kube.status import StatusInput, from_json, status_of
-from chairlift_operator.kube.tending import Foreign, Tender
+from chairlift_operator.kube.tending import Tender
+from chairlift_operator.kube.tokens import Tokens
 from chairlift_operator.kube.watching import PoolKey
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan
@@ -71,9 +73,9 @@ class PoolController:
         self._tender = Tender(self._objects, tools.api, tools.settings, owner, self._note)
         self._roller = Roller(self._objects, self._tender, self._actor, self._busy)
         self._keeper = Keeper(self._objects, tools.api, owner, tools.now_s)
+        self._tokens = Tokens(self._objects, tools.api, owner, tools.now_s)
         before = from_json(body.get("status"))
         self._reporter = Reporter(tools.api, *key, self.uid, before, tools.now_s)
-        self._tokens: Tokens | None = None
         self._loop: ControlLoop | None = None
         self._last: Tick | None = None
         self._trouble: str | None = None
@@ -106,15 +108,10 @@ class PoolController:
         await self._report(tick.plan)
 
     async def observe(self) -> Snapshot:
-        return await self._observer.observe(self._admin_token, self._roller.state.num_reserved)
+        return await self._observer.observe(self._tokens.admin, self._roller.state.num_reserved)
 
     async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
-        return await self._actor.apply(actions, self._admin_token)
-
-    @property
-    def _admin_token(self) -> str:
-        assert self._tokens is not None
-        return self._tokens.admin
+        return await self._actor.apply(actions, self._tokens.admin)
 
     def _accepted(self, body: Json) -> InferencePool | None:
         """The spec, or None with the trouble noted: a pool runs on as it was."""
@@ -132,22 +129,31 @@ class PoolController:
 
     async def _reconcile(self, pool: InferencePool) -> None:
         spec = pool.spec
-        if self._tokens is None:
-            self._tokens = await ensure_tokens(self._tools.api, pool, self._owner)
-        await self._keeper.keep(pool, self._loop.memory if self._loop else None)
-        is_new = {c for c in classes_of(pool) if self._objects.deployment(c) is None}
-        refused = await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
+        await self._tokens.ensure(pool)
+        refused = await self._kept(pool, self._loop.memory if self._loop else None)
+        refused += await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
+        self._tell_refused(refused)
+        is_ours = spec.autoscaling.mode != "External"
+        for request_class in classes_of(pool) if is_ours else ():
+            await self._actor.set_first_count(pool, request_class)
+        await self._actor.advance(self._tokens.admin, is_ours, spec.autoscaling.drain_timeout_s)
+        is_told = self._roller.state.interrupts is not None and self._is_told()
+        await self._roller.advance(pool, is_told)
+
+    async def _kept(self, pool: InferencePool, memory: Memory | None) -> tuple[str, ...]:
+        """What the API server refuses of it."""
+        try:
+            await self._keeper.keep(pool, memory)
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            return (str(error),)
+        return ()
+
+    def _tell_refused(self, refused: tuple[str, ...]) -> None:
         for sentence in set(refused) - set(self._refused):
             self._note("WriteRefused", sentence)
         self._refused = refused
-        is_made = {c for c in is_new if self._objects.deployment(c) is not None}
-        for request_class in is_made:
-            if spec.autoscaling.mode != "External":
-                await self._actor.set_count(request_class, spec.replicas(request_class).min)
-        is_ours = spec.autoscaling.mode != "External"
-        await self._actor.advance(self._admin_token, is_ours, spec.autoscaling.drain_timeout_s)
-        is_told = self._roller.state.interrupts is not None and self._is_told()
-        await self._roller.advance(pool, is_told)
 
     def _is_told(self) -> bool:
         """Whether the status says that a replacement will interrupt."""
@@ -165,6 +171,8 @@ class PoolController:
             return False
         except ApiError as error:
             logger.warning("%s: %s", "/".join(self._key), error)
+            if error.is_refusal:
+                self._tell_refused((str(error),))
             return False
         return True
 

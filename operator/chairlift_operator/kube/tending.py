@@ -17,6 +17,7 @@ from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, children
 from chairlift_operator.kube.merging import digest, projected
 from chairlift_operator.kube.objects import PoolObjects
+from chairlift_operator.kube.owning import check_name, check_ours
 from chairlift_operator.kube.paths import DEPLOYMENT, path_of
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.spec import InferencePool
@@ -26,17 +27,6 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 ROLLOUT_MANAGER: Final = f"{names.FIELD_MANAGER}-rollout"
-
-
-class Foreign(RuntimeError):
-    """Something that the pool needs is somebody else's; the message says what to change.
-
-    is_operator: another operator's, whose pool this is then: nothing is written, no status either.
-    """
-
-    def __init__(self, message: str, is_operator: bool = False) -> None:
-        super().__init__(message)
-        self.is_operator = is_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ class Tender:
         """
         wanted = children(pool, self._owner, self._settings)
         for item in self._objects.children():
-            self._check_ours(item)
+            check_ours(item, self._owner)
         refused = []
         for manifest in wanted:
             try:
@@ -109,7 +99,7 @@ class Tender:
     async def _tend_child(self, manifest: Json) -> None:
         live = self._objects.child(manifest["kind"], manifest["metadata"]["name"])
         if live is None:
-            await self._adopt(manifest)
+            await check_name(self._api, manifest, self._owner)
             await self._apply(manifest)
         elif _rendered(live) != _rendered(manifest):
             await self._apply(manifest)
@@ -121,7 +111,7 @@ class Tender:
         """A release that renders the same spec otherwise restarts no engine."""
         live = self._objects.child(manifest["kind"], manifest["metadata"]["name"])
         if live is None:
-            await self._adopt(manifest)
+            await check_name(self._api, manifest, self._owner)
             # Made by the turnstile's manager, closed: no pod before its number is known.
             closed = {**manifest["spec"], **_turnstile_spec(True, 0, 1)}
             first = {**manifest, "spec": closed}
@@ -134,26 +124,6 @@ class Tender:
         elif _rendered(live) == _rendered(manifest) and self._has_drifted(live, manifest):
             self._tell_drift(manifest)
             await self._restore(manifest)
-
-    async def _adopt(self, manifest: Json) -> None:
-        """Refuse to take over an object of this name that the pool did not make."""
-        live = await self._api.find(path_of(manifest))
-        if live is not None:
-            self._check_ours({**live, "kind": manifest["kind"]})
-
-    def _check_ours(self, live: Json) -> None:
-        metadata = live["metadata"]
-        name = f"{live['kind']} {metadata['namespace']}/{metadata['name']}"
-        owner = metadata.get("annotations", {}).get(names.OPERATOR_ANNOTATION)
-        if owner is None:
-            raise Foreign(f"{name} exists and is not this pool's: remove it, or rename the pool")
-        if owner != self._owner.operator:
-            raise Foreign(
-                f"{name} is looked after by the operator {owner}, this one is "
-                f"{self._owner.operator}: uninstall one of them, then annotate the pool's "
-                f"objects with {names.OPERATOR_ANNOTATION}={self._owner.operator}",
-                is_operator=True,
-            )
 
     async def _apply(self, manifest: Json) -> None:
         stored = await self._api.apply(path_of(manifest), manifest, names.FIELD_MANAGER)
