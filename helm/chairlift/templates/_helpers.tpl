@@ -15,7 +15,12 @@
 {{/* The name is what pools' NetworkPolicies let through to the engines' admin port. */}}
 {{- define "chairlift.selector" -}}
 app.kubernetes.io/name: chairlift-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{/* Each release leads for itself, also beside another one in the same namespace. */}}
+{{- define "chairlift.lease" -}}
+{{- printf "%s-operator" .Release.Name -}}
 {{- end -}}
 
 {{- define "chairlift.labels" -}}

@@ -20,7 +20,6 @@ from chairlift_operator.control_loop import AnchoredClock
 from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.lease import Lease
-from chairlift_operator.kube.names import LEASE_NAME
 from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.operator_metrics import OperatorMetrics
 from chairlift_operator.kube.paths import CHILD_KINDS, POD, POOL, Kind
@@ -71,8 +70,9 @@ class Operator:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             api = Api(session, read_access, on_call=self.metrics.count_call)
             await until_served(api, self._first_namespace(), self._turned)
+            settings = self._settings
             lease = self.lease = Lease(
-                api, self._settings.namespace, LEASE_NAME, self._settings.identity
+                api, settings.namespace, settings.lease_name, settings.identity
             )
             try:
                 async with asyncio.TaskGroup() as tasks:

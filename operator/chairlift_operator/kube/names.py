@@ -41,7 +41,6 @@ ROLLED_OUT_ANNOTATION: Final = "deployment.kubernetes.io/revision"  # Kubernetes
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 OPERATOR_NAME: Final = "chairlift-operator"  # the operator pods' app.kubernetes.io/name
-LEASE_NAME: Final = "chairlift-operator"
 
 PUBLIC_PORT: Final = 8000
 PUBLIC_PORT_NAME: Final = "http"
