@@ -181,3 +181,11 @@ def test_an_object_that_is_given_another_pools_label_leaves_the_first() -> None:
     assert told[1:] == [("team", "chat"), ("team", "debug")]
     store.drop(_pod("a", 3))
     assert not store.of(("team", "debug"))
+
+
+@pytest.mark.parametrize(("status", "is_refusal"), [(400, True), (403, True), (422, True),
+    (500, True), (409, False), (429, False), (503, False), (0, False)])  # fmt: skip
+def test_an_apply_of_fields_that_a_kind_does_not_have_is_a_refusal_too(
+    status: int, is_refusal: bool
+) -> None:
+    assert ApiError(status, "").is_refusal is is_refusal

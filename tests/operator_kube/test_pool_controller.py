@@ -383,6 +383,9 @@ def test_a_pool_whose_engines_are_refused_says_so_until_they_are_not(run: Any) -
         pool.set_spec()
         await pool.turn(2)
         assert "exceeded quota" in pool.condition("Reconciled")["message"]
+        before = len(pool.kube.writes)
+        await pool.turn(11)
+        assert len(pool.kube.writes[before:]) <= 1  # tried again, and not told again
         pool.kube.refuses.clear()
         await pool.until(lambda: pool.status["interactive"]["ready"] == 1)
 

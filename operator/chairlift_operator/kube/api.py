@@ -24,7 +24,13 @@ _MAX_EVENT_BYTES: Final = 16 << 20
 _LONGEST_MESSAGE: Final = 1000  # a server quotes what it refuses, and that may be a megabyte
 _READS: Final = frozenset({"GET", "WATCH"})
 _REFUSALS: Final = frozenset(
-    {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        # What an apply of fields that the kind does not have is answered with.
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    }
 )
 
 
@@ -45,7 +51,7 @@ class ApiError(RuntimeError):
 
     @property
     def is_refusal(self) -> bool:
-        """What was asked for is not allowed or not valid: asking again is of no use."""
+        """What was asked for is not allowed or not valid, and another write may well be."""
         return self.status in _REFUSALS
 
     @property
