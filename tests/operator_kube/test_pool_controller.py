@@ -534,3 +534,27 @@ def test_whatever_the_server_refuses_is_said(run: Any, refused: str) -> None:
         await pool.until(lambda: pool.condition("Reconciled")["status"] == "True")
 
     run(body)
+
+
+def test_shrinking_amid_a_rollout_takes_nobody_who_was_not_drained(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        def spec(count: int, batch_size: int) -> Json:
+            replicas = {"min": count, "max": count}
+            interactive = {"replicas": replicas, "batchSize": {"max": batch_size}}
+            return {"interactive": interactive, "capacity": {"replicas": 5}}
+
+        pool.set_spec(**spec(5, 64))
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 5)
+        pool.set_spec(**spec(5, 32))
+        await pool.until(lambda: any(e.is_draining for e in pool.kube.engines("chat-int").values()))
+        going = {n for n, e in pool.kube.engines("chat-int").items() if e.is_draining}
+        pool.set_spec(**spec(2, 32))
+        for _ in range(16):
+            for engine in pool.kube.engines("chat-int").values():
+                engine.num_in_flight = int(not engine.is_draining)
+            before = {n: e.is_draining for n, e in pool.kube.engines("chat-int").items()}
+            await pool.turn()
+            gone = before.keys() - pool.kube.engines("chat-int").keys()
+            assert all(before[name] or name in going for name in gone), (gone, before)
+
+    run(body)

@@ -28,6 +28,7 @@ from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.paths import DEPLOYMENT, POD
 from chairlift_operator.kube.pod_view import ROLLOUT, SCALE, Mark, PodView
+from chairlift_operator.kube.tending import Tender
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
 
@@ -43,12 +44,14 @@ class Actor:
         self,
         objects: PoolObjects,
         observer: Observer,
+        tender: Tender,
         api: Api,
         now_s: Callable[[], float],
         say: Callable[[str, str], None],
     ) -> None:
         self._objects = objects
         self._observer = observer
+        self._tender = tender
         self._api = api
         self._now_s = now_s
         self._say = say
@@ -137,6 +140,9 @@ class Actor:
             else:
                 num_unmade += 1
         if num_unmade:
+            if self._objects.is_rolling(action.request_class):
+                # Open, it would rather take another old one than not make the successor.
+                await self._tender.close(action.request_class)
             count = self._objects.replicas(action.request_class) - num_unmade
             await self.set_count(action.request_class, max(0, count))
         return f"draining {', '.join(action.victims)}"

@@ -69,8 +69,10 @@ class PoolController:
         self._objects = PoolObjects(key, tools.stores)
         self._observer = Observer(self._objects, tools.session, tools.now_s)
         self._notes: list[tuple[str, str]] = []
-        self._actor = Actor(self._objects, self._observer, tools.api, tools.now_s, self._note)
         self._tender = Tender(self._objects, tools.api, tools.settings, owner, self._note)
+        self._actor = Actor(
+            self._objects, self._observer, self._tender, tools.api, tools.now_s, self._note
+        )
         self._roller = Roller(self._objects, self._tender, self._actor, self._busy)
         self._keeper = Keeper(self._objects, tools.api, owner, tools.now_s)
         self._tokens = Tokens(self._objects, tools.api, owner, tools.now_s)

@@ -62,6 +62,8 @@ def rollout_step(view: RolloutView) -> RolloutStep:
     if is_alone and (view.room >= 1 or fresh):
         return RolloutStep(False, GROW_FIRST, progress=f"{told}; its successor comes first")
     if len(active) < view.replicas:  # the one that went has no successor yet: let it be made
+        if view.room < 0 and view.is_ours:  # where it would go, somebody still ends
+            return RolloutStep(True, progress=f"{told}; waits for a free place")
         return RolloutStep(False, progress=f"{told}; a successor is made")
     if any(pod.is_terminating for pod in view.pods):
         return RolloutStep(True, progress=f"{told}; one is ending")

@@ -19,6 +19,7 @@ from chairlift_operator.kube.merging import digest, projected
 from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.owning import check_name, check_ours
 from chairlift_operator.kube.paths import DEPLOYMENT, path_of
+from chairlift_operator.kube.rollout import DRAIN_FIRST
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
@@ -83,6 +84,10 @@ class Tender:
             return
         await self._set_turnstile(live, paused, surge, gone)
 
+    async def close(self, request_class: RequestClass) -> None:
+        """No pod passes until the next `hold` says so."""
+        await self.hold(request_class, True, *DRAIN_FIRST)
+
     async def _set_turnstile(self, live: Json, paused: bool, surge: int, gone: int) -> None:
         manifest = {
             "apiVersion": "apps/v1",
@@ -113,13 +118,13 @@ class Tender:
         if live is None:
             await check_name(self._api, manifest, self._owner)
             # Made by the turnstile's manager, closed: no pod before its number is known.
-            closed = {**manifest["spec"], **_turnstile_spec(True, 0, 1)}
+            closed = {**manifest["spec"], **_turnstile_spec(True, *DRAIN_FIRST)}
             first = {**manifest, "spec": closed}
             await self._api.apply(path_of(manifest), first, ROLLOUT_MANAGER)
             await self._apply(manifest)
         elif _revision(live) != _revision(manifest):
             if may_roll:
-                await self._set_turnstile(live, True, 0, 1)
+                await self._set_turnstile(live, True, *DRAIN_FIRST)
                 await self._apply(manifest)
         elif _rendered(live) == _rendered(manifest) and self._has_drifted(live, manifest):
             self._tell_drift(manifest)
