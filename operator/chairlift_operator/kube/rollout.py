@@ -77,6 +77,8 @@ def _next(
     view: RolloutView, old: Sequence[PodView], useless: Sequence[PodView], told: str
 ) -> RolloutStep:
     if useless:  # nothing to drain: a revision that does not come up never blocks its fix
+        if view.room < 1 and view.is_ours:  # the planner frees one, and takes the useless first
+            return RolloutStep(True, progress=f"{told}; waits for a free place")
         protects = view.replicas == 1 and any(pod.is_ready for pod in view.pods)
         strategy = GROW_FIRST if protects else DRAIN_FIRST
         return RolloutStep(False, strategy, progress=f"{told}; {useless[0].name} is replaced")
