@@ -44,6 +44,18 @@ bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones b
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
+bench-operator: $(STAMP) ## what 1,000 pools cost the operator, on a real kube-apiserver (root; 10 to 20 minutes)
+	@e2e/cluster/with-cluster control-plane env PYTHONPATH=e2e $(PY) -m chairlift_bench.bench_operator
+
+evaluate-quick: $(STAMP) ## the control law against baselines, a first look (5 minutes)
+	@$(PY) -m chairlift_bench.evaluate quick
+
+evaluate: $(STAMP) ## the control law against every baseline in virtual time, three seeds, with a report (an hour)
+	@$(PY) -m chairlift_bench.evaluate usual --report-to docs
+
+evaluate-full: $(STAMP) ## every scenario, five seeds and the whole grid (many hours)
+	@$(PY) -m chairlift_bench.evaluate full --report-to docs
+
 fuzz: $(STAMP) ## a million random scheduler steps, watched: blocks, fairness, nobody starves
 	@$(PY) -m chairlift_bench.fuzz
 
@@ -90,5 +102,6 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-scheduler bench-simulator bench-fairness bench-longprompt fuzz test model \
+.PHONY: help setup demo bench-demo bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt \
+	evaluate-quick evaluate evaluate-full fuzz test model \
 	crds lint helm test-cluster e2e images lock clean

@@ -9,7 +9,7 @@ import sysconfig
 import tomllib
 
 ROOT = pathlib.Path(__file__).parents[1]
-ROOTS = ("protocol", "engine", "gateway", "operator", "cli", "bench")
+ROOTS = ("protocol", "engine", "gateway", "operator", "simulation", "cli", "bench")
 
 
 def test_source_roots_hold_only_their_package() -> None:

@@ -13,14 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from chairlift_bench.arrivals import Arrival, read_arrivals, with_lengths_divided
+from chairlift_bench.arrivals import read_arrivals, with_lengths_divided
 from chairlift_bench.claims import publish
 from chairlift_bench.outcomes import percentile
-from chairlift_bench.virtual import Served, VirtualReplica, VirtualRequest
+from chairlift_bench.virtual import BenchReplica, Served
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import StepReport
 from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds, TenantPolicy
+from chairlift_simulation.arrival_traces import Arrival
+from chairlift_simulation.replica import VirtualRequest
 
 NUM_IN_FLIGHT: Final = 30
 NUM_TURNS: Final = 200
@@ -83,7 +85,7 @@ class Ride:
         self._num_turns = num_turns
         self._step_s = self._num_steps = 0.0
         self.num_tokens: Counter[str] = Counter()
-        self.replica = VirtualReplica(
+        self.replica = BenchReplica(
             CAPACITY, POLICY, Profile(), on_report=self._take, on_end=self._follow
         )
         for flood in floods:

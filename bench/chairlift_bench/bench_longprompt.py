@@ -14,11 +14,12 @@ from typing import Final
 
 from chairlift_bench.claims import publish
 from chairlift_bench.outcomes import percentile
-from chairlift_bench.virtual import VirtualReplica, VirtualRequest
+from chairlift_bench.virtual import BenchReplica
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import StepReport
 from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_simulation.replica import VirtualRequest
 
 LONG_TOKENS: Final = 6000
 NUM_SHORT: Final = 100
@@ -83,7 +84,7 @@ def _run(
     capacity = Capacity(
         policy.batch_size, policy.step_tokens, 4 * length_tokens // 16, 16, length_tokens
     )
-    replica = VirtualReplica(capacity, policy, profile, on_report=take)
+    replica = BenchReplica(capacity, policy, profile, on_report=take)
     for _ in range(NUM_STREAMS):
         stream_ids.add(replica.submit(VirtualRequest(0.0, 32, 1000)))
     if long_tokens:

@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chairlift_bench.arrivals import at_mean_rate, read_arrivals, repeated
+from chairlift_bench.arrivals import read_arrivals
 from chairlift_bench.claims import publish
 from chairlift_bench.outcomes import percentile
-from chairlift_bench.virtual import Served, VirtualReplica, VirtualRequest
+from chairlift_bench.virtual import BenchReplica, Served
 from chairlift_engine.config import Capacity
 from chairlift_engine.engine import StepReport
 from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_simulation.arrival_traces import at_mean_rate, repeated
+from chairlift_simulation.replica import VirtualRequest
 
 HOUR_S: Final = 3600.0
 CHECK_S: Final = 300.0  # of the hour, for the comparison of seeds
@@ -74,7 +76,7 @@ class Hour:
 
 def simulate(duration_s: float, seed: int) -> Hour:
     hour = Hour()
-    replica = VirtualReplica(CAPACITY, POLICY, PROFILE, seed, hour.take)
+    replica = BenchReplica(CAPACITY, POLICY, PROFILE, seed, hour.take)
     excerpt = read_arrivals()
     num_laps = 1 + int(REQUESTS_PER_S * duration_s / len(excerpt))
     for arrival in at_mean_rate(repeated(excerpt, num_laps), REQUESTS_PER_S, duration_s):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from chairlift_bench.arrivals import Arrival
 from chairlift_bench.outcomes import Slo, percentile
 from chairlift_operator.law import MARGIN
 from chairlift_operator.step_time import StepCosts
+from chairlift_simulation.arrival_traces import Arrival
 
 # The step that should just meet the gap objective: decodes beside a piece of somebody's prompt.
 STEP_DECODES: Final = 16

@@ -14,7 +14,6 @@ from typing import Final
 import aiohttp
 
 from chairlift_bench import rush_formula
-from chairlift_bench.arrivals import Arrival
 from chairlift_bench.load import PlannedRequest
 from chairlift_bench.outcomes import Outcome, Slo, percentile
 from chairlift_bench.prompts import PromptBook
@@ -23,6 +22,7 @@ from chairlift_bench.rush_formula import Phase
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.step_time import StepCosts
 from chairlift_protocol.wire import TOKENIZE_PATH
+from chairlift_simulation.arrival_traces import Arrival
 
 BACKLOG_CLIENTS: Final = 12
 BACKLOG_ANSWER_TOKENS: Final = 64

@@ -21,8 +21,8 @@ from chairlift_bench.outcomes import Outcome
 from chairlift_bench.rush_figures import moves_of
 from chairlift_bench.rush_load import RushLoad
 from chairlift_bench.rush_run import RunKind, RunRecord
+from chairlift_simulation.picture import FAINT, GREY, INK, STYLE
 
-INK, GREY, FAINT = "#1f2933", "#7b8794", "#e4e7eb"
 INTERACTIVE, BATCH = "#2563a8", "#c98a1b"
 GOOD, BAD, LIMIT = "#2e8b57", "#c0392b", "#c0392b"
 RUSH: Final = "#fdf3dc"
@@ -42,20 +42,6 @@ TITLES: Final = {
     RunKind.STATIC: "static batching",
     RunKind.FIXED: "continuous, fixed knobs",
     RunKind.TUNED: "continuous, tuned",
-}
-STYLE: Final[dict[Any, Any]] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.edgecolor": GREY,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "chairlift",
 }
 
 
@@ -82,13 +68,6 @@ def drawn(records: Sequence[RunRecord], load: RushLoad) -> Figure:
             for axes in row:
                 axes.set_xlim(0, ends_s)
         return figure
-
-
-def png(figure: Figure, dots_per_inch: int = 110) -> bytes:
-    with matplotlib.rc_context(STYLE):
-        written = io.BytesIO()
-        figure.savefig(written, format="png", dpi=dots_per_inch)
-        return written.getvalue()
 
 
 def svg(figure: Figure) -> str:

@@ -16,6 +16,7 @@ from chairlift_bench.arrivals import OUTPUT_DIVISOR, PROMPT_DIVISOR
 from chairlift_bench.rush_figures import Claim, RunFigures, figures_of, moves_of, thresholds
 from chairlift_bench.rush_plan import RushPlan
 from chairlift_bench.rush_run import RunKind, RunRecord
+from chairlift_simulation.picture import png
 
 COLUMNS: Final = (
     "run", "good", "goodput, req/s", "TTFT p50 / p95, s", "gap p50 / p95 / p99, ms",
@@ -65,7 +66,7 @@ def write_report(
     written = Written(*files)
     rows = [row(figures_of(record, plan.load), plan) for record in records]
     written.table.write_text(markdown(COLUMNS, rows), encoding="utf-8")
-    written.picture.write_bytes(rush_picture.png(figure))
+    written.picture.write_bytes(png(figure))
     written.page.write_text(page(plan, records, claims, rush_picture.svg(figure)), encoding="utf-8")
     return written
 

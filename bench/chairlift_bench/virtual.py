@@ -1,40 +1,21 @@
-"""One engine replica in virtual time: the engine's own loop and scheduler at modelled step times.
+"""One replica in virtual time and what its clients see: every gap of every request.
 
-No model, no sockets, no waiting: what happens in an hour is computed in seconds, and the same every
-time. Knows no planner and no objective; `rehearsal` and the simulated benchmarks drive it.
+The replica is `chairlift_simulation`'s; the simulated benchmarks of a single engine drive it here.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from chairlift_bench.outcomes import Outcome
-from chairlift_engine.clock import VirtualClock
 from chairlift_engine.config import Capacity
-from chairlift_engine.engine import Engine, StepReport
-from chairlift_engine.request import Request, SamplingParams
-from chairlift_engine.scheduler import Scheduler
-from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.engine import StepReport
+from chairlift_engine.request import Request
 from chairlift_engine.simulator_profile import Profile
 from chairlift_protocol.policy import Policy
-from chairlift_protocol.wire import RequestClass
-
-ANYBODY: Final = "anonymous"
-
-
-@dataclass(frozen=True, slots=True)
-class VirtualRequest:
-    """A request in numbers; its answer is exactly output_tokens long. No two share a prompt."""
-
-    due_s: float
-    prompt_tokens: int
-    output_tokens: int
-    request_class: RequestClass = RequestClass.INTERACTIVE
-    tenant: str = ANYBODY
+from chairlift_simulation.replica import VirtualReplica, VirtualRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +26,7 @@ class Served:
     outcome: Outcome
 
 
-class VirtualReplica:
+class BenchReplica(VirtualReplica):
     """Used once. Requests may be submitted at any time, also by `on_report` and `on_end`."""
 
     def __init__(
@@ -57,82 +38,25 @@ class VirtualReplica:
         on_report: Callable[[StepReport], None] = lambda report: None,
         on_end: Callable[[Served], None] = lambda served: None,
     ) -> None:
-        self.clock = VirtualClock()
+        super().__init__(capacity, policy, profile, seed, self._take)
         self.served: list[Served] = []
-        runner = SimulatorRunner(profile, self.clock, seed)
-        self._engine = Engine(Scheduler(capacity, policy), runner, self.clock, self._take)
-        self._on_report = on_report
+        self._listen = on_report
         self._on_end = on_end
-        self._due: list[tuple[float, int, VirtualRequest]] = []
-        self._num_submitted = 0
         self._open: dict[str, tuple[VirtualRequest, list[float]]] = {}
-        self._is_awake = False
-
-    @property
-    def scheduler(self) -> Scheduler:
-        return self._engine.scheduler
-
-    @property
-    def is_done(self) -> bool:
-        return not self._due and not self._open
 
     def submit(self, request: VirtualRequest) -> str:
-        """Let a request arrive when it is due, or at once when that is past; its id."""
-        number = self._num_submitted
-        heapq.heappush(self._due, (request.due_s, number, request))
-        self._num_submitted += 1
-        return str(number)
-
-    def set_policy(self, policy: Policy) -> None:
-        """Takes effect before the next step; raises what the scheduler says against it."""
-        self.scheduler.set_policy(policy)
-        self._wake()
+        name = super().submit(request)
+        self._open[name] = request, []
+        return name
 
     def run(self, until_s: float = math.inf) -> list[Served]:
         """Step until everything submitted has ended, or until that time; all that has ended."""
-        while (self._due or self._open) and self.clock.now_s() < until_s:
+        while self._open and self.clock.now_s() < until_s:
             self.step(until_s)
         return self.served
 
-    def step(self, until_s: float = math.inf) -> None:
-        """One turn of the engine's loop; with nothing to compute, time passes instead, at most
-        until until_s."""
-        self._arrive()
-        if self._engine.wait_s > 0 and not self._is_awake:
-            now_s = self.clock.now_s()
-            next_due_s = self._due[0][0] if self._due else math.inf
-            wakes_s = min(next_due_s, until_s, now_s + self._engine.wait_s)
-            self.clock.sleep(max(0.0, wakes_s - now_s))
-            self._arrive()
-            self._wake()
-        self._is_awake = False
-        self._engine.step()
-
-    def _arrive(self) -> None:
-        now_s = self.clock.now_s()
-        while self._due and self._due[0][0] <= now_s:
-            _, number, request = heapq.heappop(self._due)
-            name = str(number)
-            self._open[name] = request, []
-            self._engine.request_add(
-                Request(
-                    name,
-                    [number] * request.prompt_tokens,
-                    SamplingParams(max_tokens=request.output_tokens),
-                    request.due_s,
-                    request.request_class,
-                    request.tenant,
-                )
-            )
-            self._is_awake = True
-
-    def _wake(self) -> None:
-        """Give the engine a command: without one, and with nothing to do, it waits in real time."""
-        self._engine.request_snapshot(lambda scheduler: None)
-        self._is_awake = True
-
     def _take(self, report: StepReport) -> None:
-        self._on_report(report)
+        self._listen(report)
         is_open = self._open
         for event in report.tokens:
             if event.gap_s is not None:

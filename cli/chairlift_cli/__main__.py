@@ -63,6 +63,18 @@ def _explain(args: argparse.Namespace) -> int:
     return run_explain(args)
 
 
+def _simulate(args: argparse.Namespace) -> int:
+    from chairlift_cli.simulate import run_simulate  # with it come engine and gateway
+
+    return run_simulate(args)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from chairlift_cli.replay import run_replay
+
+    return run_replay(args)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="chairlift",
@@ -75,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_local(commands)
     _add_validate(commands)
     _add_explain(commands)
+    _add_simulate(commands)
+    _add_replay(commands)
     model = commands.add_parser("model", help="models on this machine", allow_abbrev=False)
     model_commands = model.add_subparsers(title="commands", required=True, metavar="COMMAND")
     get = model_commands.add_parser(
@@ -140,6 +154,90 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("-n", "--namespace", help="its namespace (default: kubectl's)")
     add("--journal", type=Path, metavar="FILE", help="read this journal instead of a cluster")
     explain.set_defaults(run=_explain)
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="play a pool under a recorded load, without hardware",
+        description="Play a whole pool in virtual time: gateway, simulated engines, controller and "
+        "the time replicas take to start. Prints what was met and what it cost, and draws it.",
+        epilog="example: chairlift simulate -f pool.yaml --trace azure-conv --profile fast "
+        "--rate 20 --duration 20m",
+        allow_abbrev=False,
+    )
+    add = simulate.add_argument
+    add("-f", "--file", type=Path, required=True, metavar="POOL.YAML", help="the InferencePool")
+    add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
+        help="change a field of the pool's spec; repeatable")  # fmt: skip
+    add("--trace", default="azure-conv", metavar="NAME|FILE",
+        help="azure-conv, azure-code, mooncake-conversation, mooncake-synthetic, or a CSV file "
+        "with arrival_s, prompt_tokens, output_tokens (default: %(default)s)")  # fmt: skip
+    add("--profile", metavar="NAME|FILE",
+        help="hardware: reference, fast, slow, a TOML file, or JSON of costs (default: the "
+        "pool's, else reference)")  # fmt: skip
+    add("--rate", type=_positive, metavar="PER_S",
+        help="mean requests a second (default: the trace's own)")  # fmt: skip
+    add("--duration", type=_duration, metavar="TIME",
+        help="how long load is offered, such as 20m (default: the whole trace)")  # fmt: skip
+    add("--warm-up", type=_duration, default=60.0, metavar="TIME",
+        help="from asking for a replica until it serves (default: 60s)")  # fmt: skip
+    add("--kv-tokens", type=_count, metavar="N",
+        help="KV memory of a replica, in tokens (default: 1024 for each slot)")  # fmt: skip
+    add("--batch-clients", type=_count, default=0, metavar="N",
+        help="clients with batch work, each sending its next request after an answer")  # fmt: skip
+    add("--seed", type=_count, default=0, metavar="N",
+        help="where in the trace to begin, and noise (default: %(default)s)")  # fmt: skip
+    add("--picture", type=Path, metavar="FILE",
+        help="where the picture goes (default: NAME-simulated.png here)")  # fmt: skip
+    add("--journal", type=Path, metavar="FILE",
+        help="record each tick, for explain and replay")  # fmt: skip
+    simulate.set_defaults(run=_simulate)
+
+
+def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="decide a journal's ticks again, under another spec",
+        description="Plan every recorded tick again and print where decisions differ: - as "
+        "recorded, + as planned now.",
+        epilog="example: chairlift replay journal.jsonl "
+        "--set interactive.slo.interTokenLatency.threshold=40ms",
+        allow_abbrev=False,
+    )
+    add = replay.add_argument
+    add("journal", type=Path, metavar="JOURNAL", help="a journal, as --journal writes it")
+    add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
+        help="change a field of the recorded specs; repeatable")  # fmt: skip
+    replay.set_defaults(run=_replay)
+
+
+def _duration(text: str) -> float:
+    from chairlift_operator.spec_values import parse_duration
+
+    try:
+        duration_s = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from error
+    if duration_s <= 0:
+        raise argparse.ArgumentTypeError("must be above 0s")
+    return duration_s
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
+    return int(text)
 
 
 def _key(text: str) -> str:

@@ -31,10 +31,16 @@ def address(number: int) -> str:
 
 
 class FakePod:
-    """Serves on an address of its own, on the ports that the chart's pods have."""
+    """Serves on an address of its own, on the ports that the chart's pods have.
 
-    def __init__(self, ip: str) -> None:
+    exposition: what it shows as metrics at all times, instead of the few that it counts.
+    num_shown: how often it was asked for them.
+    """
+
+    def __init__(self, ip: str, exposition: str | None = None) -> None:
         self.ip = ip
+        self.exposition = exposition
+        self.num_shown = 0
         self._runners: list[web.AppRunner] = []
 
     async def start(self) -> None:
@@ -51,12 +57,19 @@ class FakePod:
     def apps(self) -> list[tuple[web.Application, int]]:
         raise NotImplementedError
 
+    def counted(self) -> str:
+        raise NotImplementedError
+
+    async def show(self, request: web.Request) -> web.Response:
+        self.num_shown += 1
+        return web.Response(text=self.exposition or self.counted())
+
 
 class FakeEngine(FakePod):
     """admin_token: None lets everybody in. policies: every one that was accepted, in order."""
 
-    def __init__(self, ip: str) -> None:
-        super().__init__(ip)
+    def __init__(self, ip: str, exposition: str | None = None) -> None:
+        super().__init__(ip, exposition)
         self.num_in_flight = 0
         self.is_draining = False
         self.policies = [Policy(Generation(0, 0), 16, 256, 256, 1.0, SloThresholds(3000.0, 300.0))]
@@ -68,7 +81,7 @@ class FakeEngine(FakePod):
 
     def apps(self) -> list[tuple[web.Application, int]]:
         public, admin = web.Application(), web.Application()
-        public.router.add_get(wire.METRICS_PATH, self._metrics)
+        public.router.add_get(wire.METRICS_PATH, self.show)
         admin.router.add_get(wire.ADMIN_POLICY_PATH, self._read)
         admin.router.add_patch(wire.ADMIN_POLICY_PATH, self._write)
         admin.router.add_post(wire.ADMIN_DRAIN_PATH, self._drain)
@@ -93,7 +106,7 @@ class FakeEngine(FakePod):
         self.is_draining = True
         return web.json_response({"draining": True, "num_left": self.num_in_flight})
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    def counted(self) -> str:
         counters = (
             metrics.STEP_SECONDS,
             metrics.STEPS,
@@ -109,23 +122,23 @@ class FakeEngine(FakePod):
         labels = 'model_name="tiny",engine="0"'
         lines = [f"{name}{{{labels}}} 0" for name in counters]
         lines.append(f"{metrics.NUM_REQUESTS_RUNNING}{{{labels}}} {self.num_in_flight}")
-        return web.Response(text="\n".join(lines) + "\n")
+        return "\n".join(lines) + "\n"
 
 
 class FakeGateway(FakePod):
-    def __init__(self, ip: str) -> None:
-        super().__init__(ip)
+    def __init__(self, ip: str, exposition: str | None = None) -> None:
+        super().__init__(ip, exposition)
         self.num_received = 0
 
     def apps(self) -> list[tuple[web.Application, int]]:
         app = web.Application()
-        app.router.add_get(wire.METRICS_PATH, self._metrics)
+        app.router.add_get(wire.METRICS_PATH, self.show)
         return [(app, GATEWAY_PORT)]
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    def counted(self) -> str:
         lines = []
         for request_class in wire.RequestClass:
             received = self.num_received if request_class == "interactive" else 0
             lines.append(f'{metrics.REQUESTS_RECEIVED}{{class="{request_class}"}} {received}')
             lines.append(f'{metrics.GATEWAY_HELD}{{class="{request_class}"}} 0')
-        return web.Response(text="\n".join(lines) + "\n")
+        return "\n".join(lines) + "\n"

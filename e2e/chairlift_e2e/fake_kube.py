@@ -94,6 +94,10 @@ class FakeKube:
                 found[metadata["name"]] = pod
         return found
 
+    def gateway(self) -> FakeGateway:
+        """The first that was made."""
+        return next(pod for pod in self.pods.values() if isinstance(pod, FakeGateway))
+
     async def settle(self) -> None:
         """Pods that end are gone, Deployments have what they ask for, pods are as their image."""
         for path, item in list(self.objects.items()):

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -20,21 +21,33 @@ from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.paths import POD
 from chairlift_operator.kube.status import timestamp
-from chairlift_operator.kube.watching import SELECTOR
+from chairlift_operator.kube.watching import Reflector, Store
 
 Json = dict[str, Any]
 T = TypeVar("T")
 NODE: Final = "fake"
 MANAGER: Final = "fake-kubelet"
-LOOK_S: Final = 0.2
+LOOK_S: Final = 0.2  # between two rounds
+NUM_AT_A_TIME: Final = 20
 BAD_IMAGE: Final = "does-not-start"
 LONG_AGO_S: Final = 3600.0
 
 
 class FakeNode:
-    """refuses: pods (by name) that no node takes. holds: pods that start and are never ready."""
+    """refuses: pods (by name) that no node takes. holds: pods that start and are never ready.
 
-    def __init__(self) -> None:
+    look_s: how long one round of looks at all pods may take. expositions: what engines and
+    gateways show as metrics, instead of what they count.
+    """
+
+    def __init__(
+        self,
+        look_s: float = 0.0,
+        expositions: tuple[str, str] | None = None,
+    ) -> None:
+        self._look_s = look_s
+        self._expositions = expositions or (None, None)
+        self._store = Store()
         self.refuses: Callable[[str], bool] = lambda name: False
         self.holds: Callable[[str], bool] = lambda name: False
         self.pods: dict[str, FakePod] = {}  # by uid
@@ -42,11 +55,11 @@ class FakeNode:
         self._num_addresses = 1
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
-        self._running: Any = None
+        self._running: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._running = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
+        self._running = self._on_loop(self._begin())
         return self
 
     def __exit__(
@@ -55,7 +68,6 @@ class FakeNode:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._running.cancel()
         self._on_loop(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -79,20 +91,33 @@ class FakeNode:
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
+    async def _begin(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self._run())
+
     async def _end(self) -> None:
+        assert self._running is not None
+        self._running.cancel()
+        await asyncio.wait({self._running})
         for pod in self.pods.values():
             await pod.stop()
 
     async def _run(self) -> None:
         async with aiohttp.ClientSession() as session:
             api = Api(session, read_access)
-            while True:
-                try:
-                    listed = await api.list(POD.path(), SELECTOR)
-                    await asyncio.gather(*(self._look(api, pod) for pod in listed.items))
-                except ApiError:
-                    pass  # the server is away, or the pod is: looked at again
-                await asyncio.sleep(LOOK_S)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(Reflector(api, POD, self._store).run())
+                while True:
+                    with suppress(ApiError):  # the server is away: looked at again
+                        await self._look_at_all(api)
+                    await asyncio.sleep(LOOK_S)
+
+    async def _look_at_all(self, api: Api) -> None:
+        """Some at a time, all over look_s: pods answer meanwhile."""
+        pods = self._store.all()
+        for start in range(0, len(pods), NUM_AT_A_TIME):
+            some = pods[start : start + NUM_AT_A_TIME]
+            await asyncio.gather(*(self._look(api, pod) for pod in some))
+            await asyncio.sleep(self._look_s * len(some) / len(pods))
 
     async def _look(self, api: Api, pod: Json) -> None:
         try:
@@ -126,7 +151,8 @@ class FakeNode:
         self._num_addresses += 1
         ip = address(self._num_addresses)
         is_engine = metadata["labels"]["chairlift.dev/role"] == "engine"
-        fake = FakeEngine(ip) if is_engine else FakeGateway(ip)
+        engine, gateway = self._expositions
+        fake = FakeEngine(ip, engine) if is_engine else FakeGateway(ip, gateway)
         await fake.start()
         self.pods[metadata["uid"]], self.names[metadata["uid"]] = fake, metadata["name"]
         return fake
@@ -149,7 +175,7 @@ class FakeNode:
             condition.setdefault("lastTransitionTime", since or timestamp(time.time()))
         told = {key: before.get(key) for key in status}
         if _steady(told) != _steady(status):
-            await api.patch(f"{path}/status", {"status": status}, MANAGER)
+            self._store.put(await api.patch(f"{path}/status", {"status": status}, MANAGER))
 
 
 def _running(ip: str, is_ready: bool) -> Json:

@@ -34,7 +34,7 @@ from chairlift_engine.server.engine_server import (
     ServerSettings,
 )
 from chairlift_engine.simulator import SimulatorRunner
-from chairlift_engine.simulator_profile import ProfileError, open_profile
+from chairlift_engine.simulator_profile import ProfileError, open_profile, simulated_kv_tokens
 from chairlift_engine.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from chairlift_protocol.policy import Policy
 
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 BLOCK_TOKENS: Final = 16
 # What a simulated replica has unless told otherwise: room for every slot at this many tokens.
 SIMULATED_LENGTH_TOKENS: Final = 4096
-SIMULATED_TOKENS_PER_SLOT: Final = 1024
 USAGE_EXIT_CODE: Final = 2
 
 
@@ -111,9 +110,7 @@ def _load_simulator(options: argparse.Namespace, clock: Clock) -> LoadedModel:
     clock.sleep(profile.load_s)
     tokenizer = _local_tokenizer(options.model_source)
     length_tokens = options.max_length or SIMULATED_LENGTH_TOKENS
-    kv_tokens = options.kv_tokens or max(
-        length_tokens, options.batch_size * SIMULATED_TOKENS_PER_SLOT
-    )
+    kv_tokens = options.kv_tokens or simulated_kv_tokens(length_tokens, options.batch_size)
     return LoadedModel(
         runner=SimulatorRunner(profile, clock, file=file),
         tokenizer=tokenizer,

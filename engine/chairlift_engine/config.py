@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_WAITING: Final = 1024  # requests of one class that an engine lets queue, unless it is told
 
 
 @dataclass(frozen=True, slots=True)

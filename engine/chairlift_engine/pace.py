@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 Vector = tuple[float, float, float]
+Triangle = tuple[float, float, float, float, float, float]  # row by row, from the diagonal on
 
 FORGETTING: Final = 0.99
 NOISE: Final = 0.05  # of a step's time, relative
@@ -19,13 +20,14 @@ HEADROOM: Final = 0.95  # a step predicted at the objective misses it every othe
 MAX_PAUSED_STEPS: Final = 8
 # Prior standard deviations, in seconds: of what is new, most is ascribed to the fixed part.
 _PRIOR: Final = (1.0, 1e-2, 1e-3)
+_UNKNOWN: Final[Triangle] = (_PRIOR[0] ** 2, 0.0, 0.0, _PRIOR[1] ** 2, 0.0, _PRIOR[2] ** 2)
 
 
 class StepPace:
     def __init__(self) -> None:
         self._num_steps = 0
         self._costs: Vector = (0.0, 0.0, 0.0)
-        self._spread = [[s * s if i == j else 0.0 for j, s in enumerate(_PRIOR)] for i in range(3)]
+        self._spread = _UNKNOWN
 
     def observe(self, step_s: float, num_decodes: int, num_prefill_tokens: int) -> None:
         """Weighed by what is relative: noise grows with the step."""
@@ -33,19 +35,18 @@ class StepPace:
             return
         x, y, z = 1 / step_s, num_decodes / step_s, num_prefill_tokens / step_s
         a, b, c = self._costs
-        u, v, w = seen = [row[0] * x + row[1] * y + row[2] * z for row in self._spread]
+        xx, xy, xz, yy, yz, zz = self._spread
+        u, v, w = xx * x + xy * y + xz * z, xy * x + yy * y + yz * z, xz * x + yz * y + zz * z
         scale = FORGETTING * NOISE * NOISE + x * u + y * v + z * w
         gain = (1.0 - (a * x + b * y + c * z)) / scale
         self._costs = a + u * gain, b + v * gain, c + w * gain
-        for row, s in zip(self._spread, seen, strict=True):
-            by = s / scale
-            row[:] = (
-                (row[0] - by * u) / FORGETTING,
-                (row[1] - by * v) / FORGETTING,
-                (row[2] - by * w) / FORGETTING,
-            )
+        # One triangle of a symmetric matrix: kept twice, its halves drift apart, by 1 % a step.
+        self._spread = _bounded(
+            (xx - u * u / scale) / FORGETTING, (xy - u * v / scale) / FORGETTING,
+            (xz - u * w / scale) / FORGETTING, (yy - v * v / scale) / FORGETTING,
+            (yz - v * w / scale) / FORGETTING, (zz - w * w / scale) / FORGETTING,
+        )  # fmt: skip
         self._num_steps += 1
-        self._bound_spread()
 
     def step_s(self, num_decodes: int, num_prefill_tokens: int) -> float:
         fixed_s, decode_s, prefill_s = self._costs
@@ -59,14 +60,20 @@ class StepPace:
             return None
         return int((left_s - base_s) / prefill_s)
 
-    def _bound_spread(self) -> None:
-        """What is not excited is forgotten without end, unless it is held at the prior."""
-        for i, prior in enumerate(_PRIOR):
-            if self._spread[i][i] > prior * prior:
-                shrink = prior / self._spread[i][i] ** 0.5
-                for j in range(3):
-                    self._spread[i][j] *= shrink
-                    self._spread[j][i] *= shrink
+
+def _bounded(xx: float, xy: float, xz: float, yy: float, yz: float, zz: float) -> Triangle:
+    """What is not excited is forgotten without end, unless it is held at the prior; what rounding
+    has made impossible is begun anew."""
+    if xx <= 0 or yy <= 0 or zz <= 0 or xy * xy > xx * yy or xz * xz > xx * zz or yz * yz > yy * zz:
+        return _UNKNOWN
+    most_x, most_y, most_z = _UNKNOWN[0], _UNKNOWN[3], _UNKNOWN[5]
+    by_x = 1.0 if xx <= most_x else (most_x / xx) ** 0.5
+    by_y = 1.0 if yy <= most_y else (most_y / yy) ** 0.5
+    by_z = 1.0 if zz <= most_z else (most_z / zz) ** 0.5
+    return (
+        xx * by_x * by_x, xy * by_x * by_y, xz * by_x * by_z,
+        yy * by_y * by_y, yz * by_y * by_z, zz * by_z * by_z,
+    )  # fmt: skip
 
 
 class PrefillPause:

@@ -182,12 +182,15 @@ class PromptPass:
         return request.num_tokens - num_found > self._draft.full_tokens
 
     def _go_round_again(self, may_admit: bool) -> None:
+        draft = self._draft
         for request in self._cut:
             if request.phase is Phase.PREFILL:
-                num_computed = request.num_computed_tokens + self._draft.num_planned(request)
+                num_computed = request.num_computed_tokens + draft.num_planned(request)
                 num_tokens = self._chunk_of(request, num_computed)
                 if num_tokens:
                     self._plan(request, num_tokens)
+            elif min(draft.budget_tokens, draft.pause_tokens) < self._block_tokens:
+                continue  # a long prompt does not begin with less than a block
             elif may_admit and not self.is_held_back:
                 self._start_late(request)
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 FILE_SUFFIX: Final = ".toml"
 CHECK_S: Final = 1.0  # between two looks at the file
+TOKENS_PER_SLOT: Final = 1024
 
 
 class ProfileError(ValueError):
@@ -120,6 +121,11 @@ class Profile:
 
 _FACTORS: Final = {"reference": 1.0, "fast": 0.45, "slow": 1.6}
 _KNOWN: Final = ", ".join((*_COSTS, *_FAULT_FIELDS))
+
+
+def simulated_kv_tokens(model_length_tokens: int, batch_size: int) -> int:
+    """KV memory of a simulated engine that is not told how much it has."""
+    return max(model_length_tokens, batch_size * TOKENS_PER_SLOT)
 
 
 class ProfileFile:

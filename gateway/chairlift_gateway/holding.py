@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from chairlift_gateway.metrics import GatewayMetrics
@@ -16,6 +16,18 @@ from chairlift_protocol.wire import RequestClass
 
 RELEASED_PER_REPLICA = 8
 RELEASE_PAUSE_S = 0.05
+
+
+def num_to_release(
+    num_waiting: Mapping[RequestClass, int], num_routable: Callable[[RequestClass], int]
+) -> dict[RequestClass, int]:
+    """How many of each class may go now; what interactive ones take, batch ones do not get."""
+    num_used, released = 0, {}
+    for request_class in RequestClass:
+        num_open = RELEASED_PER_REPLICA * num_routable(request_class) - num_used
+        released[request_class] = max(0, min(num_open, num_waiting[request_class]))
+        num_used += released[request_class]
+    return released
 
 
 class HoldFull(Exception):
@@ -81,13 +93,12 @@ class Holding:
 
     def _release_some(self) -> bool:
         """Let a few go for each replica that serves their class; False when there are none."""
-        num_used = 0  # by interactive requests, of what batch ones may share
-        for request_class, queue in self._waiting.items():
-            num_open = RELEASED_PER_REPLICA * self._num_routable(request_class) - num_used
-            for _ in range(min(num_open, len(queue))):
-                waiter = queue.popleft()
-                num_used += 1
+        num_waiting = {c: len(queue) for c, queue in self._waiting.items()}
+        released = num_to_release(num_waiting, self._num_routable)
+        for request_class, count in released.items():
+            for _ in range(count):
+                waiter = self._waiting[request_class].popleft()
                 # One that gave up in this very turn of the loop is still in its queue.
                 if not waiter.done():
                     waiter.set_result(None)
-        return num_used > 0
+        return any(released.values())

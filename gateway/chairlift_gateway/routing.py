@@ -20,6 +20,8 @@ from chairlift_protocol.wire import RequestClass
 STATEMENT_FRESH_S = 10.0
 # How long a replica that failed before its first byte is used only when there is no other.
 AVOID_S = 2.0
+# Held batch work asks this often whether a replica has begun to lend.
+LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

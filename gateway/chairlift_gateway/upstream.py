@@ -23,7 +23,7 @@ from chairlift_gateway.endpoints import EndpointSource
 from chairlift_gateway.holding import HoldFull, Holding
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import not_ready, unreachable
-from chairlift_gateway.routing import Replica, Router
+from chairlift_gateway.routing import LOOK_AGAIN_S, Replica, Router
 from chairlift_protocol.load import Load
 from chairlift_protocol.wire import LOAD_HEADER, LOAD_PATH, WAITED_MS_HEADER, RequestClass
 
@@ -36,8 +36,6 @@ KEEPALIVE_S: Final = 3.0
 # With no other replica, a second try waits this long for the list to change.
 SECOND_TRY_PAUSE_S: Final = 1.0
 # Read from a replica ahead of the client: two of these, then the replica's socket is left full.
-# Held batch work asks this often whether a replica has begun to lend.
-LOOK_AGAIN_S: Final = 1.0
 READ_AHEAD_BYTES: Final = 64 * 1024
 
 _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")

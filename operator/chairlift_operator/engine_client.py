@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import aiohttp
@@ -111,7 +112,7 @@ async def read_gateway(
 class _Http:
     def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
         self._session = session
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout = _timeout(timeout_s)
 
     async def ask(self, method: str, url: str, **options: Any) -> str:
         try:
@@ -126,6 +127,11 @@ class _Http:
             raise EngineError(f"{method} {url} took over {self._timeout.total:g} s") from None
         except aiohttp.ClientError as error:
             raise EngineError(f"{method} {url} failed: {error or type(error).__name__}") from error
+
+
+@cache
+def _timeout(total_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total_s)
 
 
 async def _bounded_text(response: aiohttp.ClientResponse) -> str:

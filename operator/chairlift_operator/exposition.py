@@ -8,8 +8,9 @@ reduced here, before anything is compared across replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +20,9 @@ from chairlift_operator.signals import checked
 from chairlift_protocol import metrics
 from chairlift_protocol.policy import Generation
 from chairlift_protocol.wire import RequestClass
+
+_AFTER_NAME: Final = ("{", " ", "\t")
+NUM_REMEMBERED: Final = 4096  # engines and gateways of a thousand pools, and some
 
 
 class ExpositionError(ValueError):
@@ -119,9 +123,51 @@ _BY_CLASS: Final = {
 }
 
 
+_OF_GATEWAY: Final = (metrics.REQUESTS_RECEIVED, metrics.GATEWAY_HELD)
+_OF_ENGINE: Final = (
+    *_NEEDED,
+    *_BY_CLASS,
+    metrics.KV_CACHE_USAGE,
+    metrics.PROMPT_TOKENS,
+    metrics.GENERATION_TOKENS,
+    metrics.NUM_PREEMPTIONS,
+    metrics.REQUEST_SUCCESS,
+    metrics.SLO_EVENTS,
+    metrics.POLICY_GENERATION,
+)
+
+
 def parse_gateway_metrics(text: str) -> tuple[GatewayClassSample, ...]:
     """Raise ExpositionError unless arrivals and held requests of every class are there."""
-    reader, found = _Reader(_by_name(text)), []
+    return _gateway_sample(_lines_of(text, _OF_GATEWAY))
+
+
+def parse_engine_metrics(text: str) -> EngineSample:
+    return _engine_sample(_lines_of(text, _OF_ENGINE))
+
+
+def _lines_of(text: str, names: Iterable[str]) -> str:
+    """Only these are parsed: most of the text are histograms that nobody here asks for.
+
+    All of it where none is found, so that a parser says whether it is an exposition at all.
+    """
+    return "\n".join(line for name in names for line in _found(text, name)) or text
+
+
+def _found(text: str, name: str) -> Iterator[str]:
+    at = text.find(name)
+    while at >= 0:
+        end = text.find("\n", at)
+        line = text[at:] if end < 0 else text[at:end]
+        if (at == 0 or text[at - 1] == "\n") and line[len(name) : len(name) + 1] in _AFTER_NAME:
+            yield line
+        at = text.find(name, at + len(name))
+
+
+# What rests says the same each time: parsing it is most of the cost of looking at it.
+@lru_cache(maxsize=NUM_REMEMBERED)
+def _gateway_sample(lines: str) -> tuple[GatewayClassSample, ...]:
+    reader, found = _Reader(_by_name(lines)), []
     for request_class in RequestClass:
         received = reader.of_class(metrics.REQUESTS_RECEIVED, request_class)
         held = reader.of_class(metrics.GATEWAY_HELD, request_class)
@@ -132,23 +178,12 @@ def parse_gateway_metrics(text: str) -> tuple[GatewayClassSample, ...]:
     return tuple(found)
 
 
-def _by_name(text: str) -> dict[str, list[Sample]]:
-    by_name: dict[str, list[Sample]] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                by_name.setdefault(sample.name, []).append(sample)
-    except (ValueError, KeyError, IndexError) as error:
-        raise ExpositionError(f"not Prometheus text: {error}") from error
-    return by_name
-
-
-def parse_engine_metrics(text: str) -> EngineSample:
-    reader = _Reader(_by_name(text))
-    kv_usage = reader.reduced(metrics.KV_CACHE_USAGE, _mean)
+@lru_cache(maxsize=NUM_REMEMBERED)
+def _engine_sample(lines: str) -> EngineSample:
+    reader = _Reader(_by_name(lines))
     return EngineSample(
         **{attribute: reader.reduced(name, sum) for name, attribute in _NEEDED.items()},
-        kv_usage=kv_usage,
+        kv_usage=reader.reduced(metrics.KV_CACHE_USAGE, _mean),
         prompt_tokens=reader.reduced(metrics.PROMPT_TOKENS, sum),
         generation_tokens=reader.reduced(metrics.GENERATION_TOKENS, sum),
         num_preemptions=reader.reduced(metrics.NUM_PREEMPTIONS, sum),
@@ -161,6 +196,17 @@ def parse_engine_metrics(text: str) -> EngineSample:
         policy_generation=reader.policy_generation(),
         rejected=tuple(sorted(reader.rejected)),
     )
+
+
+def _by_name(text: str) -> dict[str, list[Sample]]:
+    by_name: dict[str, list[Sample]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                by_name.setdefault(sample.name, []).append(sample)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ExpositionError(f"not Prometheus text: {error}") from error
+    return by_name
 
 
 def _mean(values: Iterable[float]) -> float:

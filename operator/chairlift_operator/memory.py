@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from chairlift_operator.arrivals import Arrivals
 from chairlift_operator.batch_share import LendingState
 from chairlift_operator.law import Bracket, LastMove
 from chairlift_operator.replica_law import FIRST_WARM_UP_S, ScaleState
+from chairlift_operator.snapshot import GatewaySnapshot
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import History
 from chairlift_protocol.policy import Policy
@@ -103,6 +104,11 @@ class Memory:
     @classmethod
     def start(cls, term: int = 1, prior: StepCosts | None = None) -> Memory:
         return cls(term=term, prior=prior)
+
+    def with_arrivals(self, gateway: GatewaySnapshot) -> Memory:
+        """What a gateway said between two plans."""
+        arrivals = self.scaling.arrivals.with_snapshot(gateway)
+        return replace(self, scaling=replace(self.scaling, arrivals=arrivals))
 
     def of(self, replica: str, now_s: float) -> ReplicaMemory:
         known = self.replicas.get(replica)

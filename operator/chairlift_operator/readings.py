@@ -165,7 +165,10 @@ def _health(history: History, failure: str | None, gaps: Attainment | None, now_
     if failure is not None or latest is None:
         return Health.MISSING if latest is None else Health.STALE
     at_rest = latest.sample.num_running == 0 and latest.sample.num_waiting == 0
-    if at_rest and history.within(SHORT_WINDOW_S, now_s).increase("num_steps") == 0:
+    steps = history.within(SHORT_WINDOW_S, now_s).increase("num_steps")
+    if steps is None:  # looked at seldom: what counts is since the look before
+        steps = replace(history, points=history.points[-2:]).increase("num_steps")
+    if at_rest and steps == 0:
         return Health.IDLE
     return Health.LOW_SAMPLE if gaps is None or gaps.low_sample else Health.OK
 

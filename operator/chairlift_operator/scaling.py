@@ -248,8 +248,11 @@ def _action(
     if count == supply.count:
         return None
     reason = own.reason
-    if request_class is BATCH and count < min(own.count, supply.count):
-        reason = f"interactive work needs the room: {interactive.reason}"
+    if count < min(own.count, supply.count):
+        if request_class is BATCH:
+            reason = f"interactive work needs the room: {interactive.reason}"
+        elif view.snapshot.num_reserved:
+            reason = "a replica is replaced, and its successor needs a place of the capacity"
     timeout_s = view.pool.spec.autoscaling.drain_timeout_s
     num_victims = max(0, supply.count - count)
     victims = tuple(_victims(view, request_class)[:num_victims])

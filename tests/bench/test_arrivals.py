@@ -6,13 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift_bench.arrivals import (
-    Arrival,
-    at_mean_rate,
-    read_arrivals,
-    with_lengths_divided,
-)
+from chairlift_bench.arrivals import read_arrivals, with_lengths_divided
 from chairlift_bench.excerpt import busiest_start_s, cut
+from chairlift_simulation.arrival_traces import Arrival, at_mean_rate
 
 TRACE = read_arrivals()[:300]
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from chairlift_bench import rush_formula
-from chairlift_bench.arrivals import Arrival, read_arrivals, with_lengths_divided
+from chairlift_bench.arrivals import read_arrivals, with_lengths_divided
 from chairlift_bench.outcomes import Slo
 from chairlift_operator.law import MARGIN
 from chairlift_operator.step_time import StepCosts
+from chairlift_simulation.arrival_traces import Arrival
 
 MACHINES = {
     "slow laptop": StepCosts(110e-3, 4e-3, 4e-3, 0.0),

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from chairlift_bench import bench_simulator
-from chairlift_bench.arrivals import Arrival, repeated
-from chairlift_bench.virtual import Served, VirtualReplica, VirtualRequest
+from chairlift_bench.virtual import BenchReplica, Served
 from chairlift_engine.config import Capacity
 from chairlift_engine.simulator_profile import Fault, FaultKind, Profile
 from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_simulation.arrival_traces import Arrival, repeated
+from chairlift_simulation.replica import VirtualRequest
 
 CAPACITY = Capacity(
     batch_size=4, step_tokens=64, num_blocks=64, block_tokens=16, model_length_tokens=512
@@ -28,7 +29,7 @@ def test_a_seed_gives_one_run_and_another_seed_another() -> None:
 
 
 def test_hours_without_a_request_pass_at_once() -> None:
-    replica = VirtualReplica(CAPACITY, POLICY, STEADY)
+    replica = BenchReplica(CAPACITY, POLICY, STEADY)
     for due_s in (0.0, 4000.0):
         replica.submit(VirtualRequest(due_s, 100, 3))
     served = replica.run()
@@ -43,7 +44,7 @@ def test_a_client_may_answer_to_an_end_with_its_next_request() -> None:
             now_s = replica.clock.now_s()
             replica.submit(replace(served.request, due_s=now_s + 1.0))
 
-    replica = VirtualReplica(CAPACITY, POLICY, STEADY, on_end=follow)
+    replica = BenchReplica(CAPACITY, POLICY, STEADY, on_end=follow)
     replica.submit(VirtualRequest(0.0, 10, 2))
     dues_s = [s.request.due_s for s in replica.run()]
     assert dues_s == pytest.approx([0.0, 1.02, 2.04])
@@ -51,7 +52,7 @@ def test_a_client_may_answer_to_an_end_with_its_next_request() -> None:
 
 def test_who_was_in_a_step_that_failed_has_ended_too_and_the_next_one_is_served() -> None:
     faulty = replace(STEADY, faults=(Fault(FaultKind.OOM, at_step=2),))
-    replica = VirtualReplica(CAPACITY, POLICY, faulty)
+    replica = BenchReplica(CAPACITY, POLICY, faulty)
     for due_s in (0.0, 1.0):
         replica.submit(VirtualRequest(due_s, 10, 3))
     failed, served = (s.outcome for s in replica.run())
@@ -61,7 +62,7 @@ def test_who_was_in_a_step_that_failed_has_ended_too_and_the_next_one_is_served(
 
 def test_a_policy_that_lets_a_waiting_request_start_needs_no_other_event() -> None:
     static = replace(POLICY, batch_size=2, scheduling="static")
-    replica = VirtualReplica(CAPACITY, static, STEADY)
+    replica = BenchReplica(CAPACITY, static, STEADY)
     replica.submit(VirtualRequest(0.0, 10, 1))
     replica.step()
     assert not replica.served  # it waits for company

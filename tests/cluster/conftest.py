@@ -8,32 +8,23 @@ of namespaces are the real ones.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chairlift_e2e import processes
 from chairlift_e2e.fake_engine import FakeEngine
 from chairlift_e2e.fake_node import FakeNode
 from chairlift_e2e.kube import Kube, Object, condition, eventually
 from chairlift_e2e.pool import KIND
+from chairlift_e2e.processes import controllers, running
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = os.environ.get("E2E_CONTEXT", "")
-CONTROLLERS = (
-    "deployment-controller",
-    "replicaset-controller",
-    "garbage-collector-controller",
-    "namespace-controller",
-    "serviceaccount-controller",
-)
 WAIT_S = 40.0
 SYSTEM = "chairlift-system"
 
@@ -46,24 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(180))
 
 
-@contextmanager
-def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, env={**os.environ, **environment}
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
@@ -74,19 +47,8 @@ def kube(logs: Path) -> Iterator[Kube]:
     """The control plane with its controllers, our CRD, and the operator's namespace."""
     if not CONTEXT:
         pytest.fail("needs a control plane: make test-cluster")
-    pki = Path(os.environ["KUBECONFIG"]).parent
-    command = [
-        "kube-controller-manager",
-        f"--kubeconfig={pki}/kcm.conf",
-        f"--service-account-private-key-file={pki}/sa.key",
-        f"--root-ca-file={pki}/ca.crt",
-        "--use-service-account-credentials",
-        "--leader-elect=false",
-        "--secure-port=0",
-        f"--controllers={','.join(CONTROLLERS)}",
-    ]
     kube = Kube(CONTEXT)
-    with running(command, logs / "controllers.log"):
+    with running(controllers(), logs / "controllers.log"):
         kube.run("apply", "-f", str(ROOT / "crds"))
         eventually("the CRD is served", lambda: kube.run("api-resources", "--categories=chairlift",
                    "--no-headers"), 30.0)  # fmt: skip
@@ -107,16 +69,8 @@ Start = Callable[..., Any]
 def start_operator(kube: Kube, logs: Path) -> Start:
     """A context manager: one operator process of that name, in that namespace."""
 
-    @contextmanager
-    def start(name: str, namespace: str = SYSTEM) -> Iterator[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-m", "kopf", "run", "-A", "-m", "chairlift_operator.handlers"]
-        environment = {
-            "POD_NAME": name,
-            "POD_NAMESPACE": namespace,
-            "CHAIRLIFT_METRICS_PORT": "0",
-        }
-        with running(command, logs / f"{name}.log", **environment) as process:
-            yield process
+    def start(name: str, namespace: str = SYSTEM) -> Any:
+        return processes.operator(name, namespace, logs / f"{name}.log")
 
     return start
 

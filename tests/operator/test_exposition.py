@@ -5,7 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from chairlift_operator.exposition import ExpositionError, parse_engine_metrics
+from chairlift_gateway.metrics import GatewayMetrics
+from chairlift_operator.exposition import (
+    ExpositionError,
+    parse_engine_metrics,
+    parse_gateway_metrics,
+)
 from chairlift_protocol import metrics
 from chairlift_protocol.policy import Generation
 
@@ -106,3 +111,17 @@ def test_no_text_crashes_the_reader(text: str) -> None:
         parse_engine_metrics(text)
     except ExpositionError:
         pass
+
+
+def test_what_nobody_asks_for_is_not_parsed() -> None:
+    noise = 'vllm:time_to_first_token_seconds_bucket{le="0.1"} 1\nvllm:prompt_tokens_totally 7 x\n'
+    assert parse_engine_metrics(noise + COMPLETE + noise) == parse_engine_metrics(COMPLETE)
+
+
+def test_arrivals_are_found_among_everything_that_a_gateway_shows() -> None:
+    gateway = GatewayMetrics()
+    gateway.received.labels("interactive").inc(4)
+    gateway.held.labels("batch").set(2)
+    interactive, batch = parse_gateway_metrics(gateway.exposition().decode())
+    assert (interactive.num_received, interactive.num_held) == (4, 0)
+    assert (batch.num_received, batch.num_held) == (0, 2)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from chairlift_operator.decisions import Health
 from chairlift_operator.exposition import EngineSample
-from chairlift_operator.readings import demand_of, failure_of
+from chairlift_operator.memory import ReplicaMemory
+from chairlift_operator.readings import demand_of, failure_of, read, take_in
 from chairlift_operator.snapshot import ReplicaSnapshot
 from chairlift_operator.step_time import StepCosts
 from chairlift_operator.windows import History
@@ -51,3 +54,18 @@ def test_a_sample_that_the_history_holds_already_is_no_news(earlier_s: float) ->
     history = History().with_sample(98.0, sample)
     seen = ReplicaSnapshot("a", True, sample=sample, sampled_at_s=98.0 - earlier_s)
     assert failure_of(seen, history, 100.0) == "the sample is not newer than the one before"
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_running", "health"),
+    [(10, 0, Health.IDLE), (11, 0, Health.LOW_SAMPLE), (10, 1, Health.LOW_SAMPLE)],
+)
+def test_an_engine_that_is_looked_at_once_a_minute_is_idle_if_it_was_all_minute(
+    make_pool: Callable[..., Any], num_steps: float, num_running: float, health: Health
+) -> None:
+    before = EngineSample(*[10.0] * 5, 0.0, 0.0)
+    after = replace(before, num_steps=num_steps, num_running=num_running)
+    seen = ReplicaSnapshot("a", True, sample=after, sampled_at_s=100.0)
+    memory = ReplicaMemory(history=History().with_sample(40.0, before))
+    memory = take_in(memory, seen, None, 100.0)
+    assert read(memory, seen, make_pool().spec.interactive.slo, None, 100.0).health is health

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 from chairlift_engine.clock import Clock
+from chairlift_engine.config import MAX_WAITING
 from chairlift_engine.request import FinishReason, Request
 from chairlift_engine.residency import TenantGauge
 from chairlift_engine.server import errors
@@ -20,8 +20,6 @@ from chairlift_engine.server.bridge import Bridge
 from chairlift_engine.server.metrics import Metrics
 from chairlift_engine.server.origin import Origin
 from chairlift_protocol.wire import RequestClass
-
-MAX_WAITING: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)

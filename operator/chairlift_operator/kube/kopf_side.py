@@ -9,7 +9,7 @@ from typing import Any
 import kopf
 
 from chairlift_operator.kube.settings import CONNECT_S, REQUEST_S, WATCH_S, WATCH_SILENCE_S
-from chairlift_operator.kube.watching import PoolKey
+from chairlift_operator.kube.watching import PoolKey, interned
 
 Json = dict[str, Any]
 
@@ -42,7 +42,8 @@ class Patience:
 def slim(body: Mapping[str, Any]) -> Json:
     """Without what is never read and is half of the object."""
     metadata = {k: v for k, v in body["metadata"].items() if k != "managedFields"}
-    return {**body, "metadata": metadata}
+    slimmed: Json = interned({**body, "metadata": metadata})
+    return slimmed
 
 
 class PoolIndex(Mapping[PoolKey, Json]):

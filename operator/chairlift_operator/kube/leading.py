@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,9 +21,11 @@ from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.lease import Lease
 from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.operator_metrics import OperatorMetrics
+from chairlift_operator.kube.pacing import turn_of
 from chairlift_operator.kube.paths import CHILD_KINDS, POD, POOL, Kind
 from chairlift_operator.kube.pool_controller import PoolController, Tools
 from chairlift_operator.kube.settings import (
+    KEEPALIVE_S,
     NUM_CONCURRENT_POOLS,
     NUM_TURNS,
     RESYNC_S,
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 Pools = Mapping[PoolKey, Json]
+KINDS = ("tick", "change")
 _SETTLE_S = 0.2  # changes come in flurries: one look at the pool for all of them
 
 
@@ -52,7 +54,8 @@ class Operator:
         self._controllers: dict[PoolKey, PoolController] = {}
         self._gone: frozenset[str] = frozenset()  # by uid: one of the same name may come after it
         self._busy: set[PoolKey] = set()
-        self._slots = asyncio.Semaphore(NUM_CONCURRENT_POOLS)
+        # Each kind its own: somebody waits for a change, and ticks may be a thousand.
+        self._slots = {kind: asyncio.Semaphore(NUM_CONCURRENT_POOLS) for kind in KINDS}
         self.metrics = OperatorMetrics()
         self.lease: Lease | None = None
         self.is_synced = False
@@ -66,7 +69,7 @@ class Operator:
     async def run(self) -> None:
         """Until cancelled; then a standby may lead at once. CannotOperate without CRD or rights."""
         timeout = aiohttp.ClientTimeout(total=None)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             api = Api(session, read_access, on_call=self.metrics.count_call)
             await until_served(api, self._first_namespace(), self._turned)
@@ -120,9 +123,9 @@ class Operator:
             if is_leading and time.monotonic() >= due_s:
                 due_s = max(due_s + TICK_S / NUM_TURNS, time.monotonic())
                 turn = (turn + 1) % NUM_TURNS
-                whose = [key for key in self._known() if _turn_of(key) == turn]
+                whose = [key for key in self._known() if turn_of(key, NUM_TURNS) == turn]
                 self._begin(whose, "tick", tools, term, tasks)
-            elif is_leading:
+            if is_leading:  # on a tick too: it may have cut short the wait for a flurry's end
                 self._begin(self._take_changed(), "change", tools, term, tasks)
             await self._wait(due_s if is_leading else time.monotonic() + 1.0)
 
@@ -145,10 +148,11 @@ class Operator:
         return known
 
     def _take_changed(self) -> list[PoolKey]:
-        changed, self._changed = self._changed, {}
+        """Those whose turn is not over stay: it may have begun before the change."""
+        changed = [key for key in self._changed if key not in self._busy]
         now_s, known = time.monotonic(), self._pools()
-        for since_s in changed.values():
-            self.metrics.queue_age_s.observe(now_s - since_s)
+        for key in changed:
+            self.metrics.queue_age_s.observe(now_s - self._changed.pop(key))
         return [key for key in changed if key in known and self._is_ours(key)]
 
     def _begin(
@@ -163,12 +167,10 @@ class Operator:
             if key not in self._busy:  # one that takes longer than a tick misses the next
                 self._busy.add(key)
                 tasks.create_task(self._turn(key, kind, tools, term))
-            elif kind == "change":
-                self._changed.setdefault(key, time.monotonic())
 
     async def _turn(self, key: PoolKey, kind: str, tools: Tools, term: int) -> None:
         try:
-            async with self._slots:
+            async with self._slots[kind]:
                 body = self._pools().get(key)
                 if body is None or body["metadata"].get("deletionTimestamp"):
                     return
@@ -222,7 +224,3 @@ class Operator:
 
 def _uid(body: Json) -> str:
     return str(body["metadata"]["uid"])
-
-
-def _turn_of(key: PoolKey) -> int:
-    return zlib.crc32("/".join(key).encode()) % NUM_TURNS

@@ -39,6 +39,12 @@ class PoolObjects:
     def namespace(self) -> str:
         return self.key[0]
 
+    @property
+    def num_changes(self) -> int:
+        """Of anything that is read here."""
+        stores = (self._stores.pods, *self._stores.children.values())
+        return sum(store.num_changes(self.key) for store in stores)
+
     def engines(self) -> list[PodView]:
         views = [pod_view(pod) for pod in self._stores.pods.of(self.key).values()]
         return sorted((view for view in views if view is not None), key=lambda view: view.name)

@@ -57,7 +57,7 @@ class Observer:
         self._served &= {pod.uid for pod in pods}
         self._served |= {pod.uid for pod in pods if pod.is_ready}
         gateway, *replicas = await asyncio.gather(
-            self._gateways(), *(self._replica(pod, pods, admin_token) for pod in pods)
+            self.gateways(), *(self._replica(pod, pods, admin_token) for pod in pods)
         )
         assert isinstance(gateway, GatewaySnapshot)
         seen = [replica for replica in replicas if isinstance(replica, ReplicaSnapshot)]
@@ -120,7 +120,7 @@ class Observer:
             ]
         return to_come
 
-    async def _gateways(self) -> GatewaySnapshot:
+    async def gateways(self) -> GatewaySnapshot:
         """All of them together; where one cannot be read, arrivals are not known."""
         gateways = self._objects.gateways()
         asked = [g.ip for g in gateways if g.ip is not None and g.is_ready]

@@ -24,9 +24,11 @@ from chairlift_operator.kube.keeping import Keeper
 from chairlift_operator.kube.objects import PoolObjects, Stores
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.owning import Foreign
+from chairlift_operator.kube.pacing import is_due
 from chairlift_operator.kube.reporting import Reporter
+from chairlift_operator.kube.resting import is_at_rest, stirs
 from chairlift_operator.kube.rolling import Roller, RolloutState
-from chairlift_operator.kube.settings import Settings
+from chairlift_operator.kube.settings import REST_S, Settings
 from chairlift_operator.kube.status import StatusInput, from_json, status_of
 from chairlift_operator.kube.tending import Tender
 from chairlift_operator.kube.tokens import Tokens
@@ -83,16 +85,26 @@ class PoolController:
         self._trouble: str | None = None
         self._refused: tuple[str, ...] = ()
         self._is_anothers = False
+        self._parsed: tuple[Any, InferencePool] | None = None
+        self._settled: tuple[InferencePool, int] | None = None
+        self._idle_since_s = tools.now_s()
+        self._rest: Snapshot | None = None
 
     async def reconcile(self, body: Json) -> None:
         """Children, drains and replacements, as far as they can go now."""
         pool = self._accepted(body)
+        if pool is not None and self._settled == (pool, self._objects.num_changes):
+            return  # our own status came back
+        self._rest = None
         if pool is not None and await self._tried(self._reconcile(pool)):
             await self._report(None)
         elif self._trouble is not None:
             await self._report(None)
 
     async def tick(self, body: Json) -> None:
+        """A whole look, or one at the gateways while nothing else can have changed."""
+        if self._rest is not None and await self._rests_on(self._rest):
+            return
         pool = self._accepted(body)
         if pool is None or not await self._tried(self._reconcile(pool)):
             await self._report(None)
@@ -106,8 +118,25 @@ class PoolController:
         for decision in tick.plan.decisions:
             told = f"{decision.replica}: {decision.sentence}"  # logged by the loop
             self._notes.append((_event_reason(decision.field), told))
+        self._note_rest(pool, tick)
         await self._tried(self._keeper.keep(pool, self._loop.memory))
         await self._report(tick.plan)
+
+    def _note_rest(self, pool: InferencePool, tick: Tick) -> None:
+        now_s = tick.snapshot.taken_at_s
+        is_waiting = self._settled is None  # for a rollout, a drain, or leave to write
+        if is_waiting or not is_at_rest(pool, tick.snapshot, tick.plan):
+            self._idle_since_s = now_s
+        is_resting = now_s - self._idle_since_s >= REST_S
+        self._rest = tick.snapshot if is_resting else None
+
+    async def _rests_on(self, last: Snapshot) -> bool:
+        assert self._loop is not None
+        if is_due(self._key, last.taken_at_s, self._tools.now_s(), REST_S):
+            return False
+        seen = await self._observer.gateways()
+        self._loop.memory = self._loop.memory.with_arrivals(seen)
+        return not stirs(last.gateway, seen)
 
     async def observe(self) -> Snapshot:
         return await self._observer.observe(self._tokens.admin, self._roller.state.num_reserved)
@@ -120,16 +149,23 @@ class PoolController:
         self._body = body
         metadata = {name: body["metadata"][name] for name in ("name", "namespace")}
         kind = {"apiVersion": names.API_VERSION, "kind": names.KIND}
-        try:
-            pool = parse_pool({**kind, "metadata": metadata, "spec": body.get("spec")})
-        except SpecError as error:
-            self._trouble = " ".join(error.problems)
-            return None
+        if self._parsed is None or self._parsed[0] != body.get("spec"):
+            try:
+                pool = parse_pool({**kind, "metadata": metadata, "spec": body.get("spec")})
+            except SpecError as error:
+                self._trouble = " ".join(error.problems)
+                return None
+            self._parsed = (body.get("spec"), pool)
         if not self._is_anothers:
             self._trouble = None
-        return pool
+        return self._parsed[1]
 
     async def _reconcile(self, pool: InferencePool) -> None:
+        """Nothing, where everything is as it was when there was nothing to do."""
+        before = (pool, self._objects.num_changes)
+        if before == self._settled:
+            return
+        self._settled = None
         spec = pool.spec
         await self._tokens.ensure(pool)
         refused = await self._kept(pool, self._loop.memory if self._loop else None)
@@ -141,6 +177,10 @@ class PoolController:
         await self._actor.advance(self._tokens.admin, is_ours, spec.autoscaling.drain_timeout_s)
         is_told = self._roller.state.interrupts is not None and self._is_told()
         await self._roller.advance(pool, is_told)
+        is_moving = any(pod.mark is not None for pod in self._objects.engines())
+        is_waiting = self._tokens.are_awaited()
+        if not (is_moving or is_waiting or refused or self._roller.state != RolloutState()):
+            self._settled = before
 
     async def _kept(self, pool: InferencePool, memory: Memory | None) -> tuple[str, ...]:
         """What the API server refuses of it."""
@@ -175,6 +215,7 @@ class PoolController:
             logger.warning("%s: %s", "/".join(self._key), error)
             if error.is_refusal:
                 self._tell_refused((str(error),))
+            self._rest = None  # tried again with the next tick
             return False
         return True
 
@@ -200,6 +241,7 @@ class PoolController:
             await self._reporter.write(status_of(given, self._reporter.latest))
         except ApiError as error:
             logger.warning("%s: status not written: %s", "/".join(self._key), error)
+            self._rest = None
         notes, self._notes = self._notes, []
         for reason, note in notes:
             await self._reporter.event(reason, note)

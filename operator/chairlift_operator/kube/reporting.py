@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
 from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api, ApiError
+from chairlift_operator.kube.pacing import is_due
 from chairlift_operator.kube.paths import EVENT, POOL
-from chairlift_operator.kube.settings import STATUS_S
-from chairlift_operator.kube.status import differs, timestamp, to_json
+from chairlift_operator.kube.settings import SEEN_AGAIN_S, STATUS_S
+from chairlift_operator.kube.status import differs, measures_differ, timestamp, to_json
 from chairlift_operator.status_model import PoolStatus
 
 logger = logging.getLogger(__name__)
@@ -40,14 +40,16 @@ class Reporter:
         self._api = api
         self._namespace, self._pool, self._uid = namespace, pool, uid
         self._now_s = now_s
-        self._written_at_s = -math.inf
+        self._written_at_s = now_s()
         self.written = before
         self.latest = before
 
     async def write(self, status: PoolStatus) -> None:
         self.latest = status
-        is_due = self._now_s() - self._written_at_s >= STATUS_S
-        if not differs(self.written, status) and not (is_due and status != self.written):
+        age_s = self._now_s() - self._written_at_s
+        is_news = differs(self.written, status)
+        is_news = is_news or (age_s >= STATUS_S and measures_differ(self.written, status))
+        if not is_news and (status == self.written or not self._is_old()):
             return
         path = POOL.path(self._namespace, self._pool, "status")
         body = {
@@ -59,6 +61,10 @@ class Reporter:
         await self._api.apply(path, body, _MANAGER)
         self._written_at_s = self._now_s()
         self.written = status
+
+    def _is_old(self) -> bool:
+        key = (self._namespace, self._pool)
+        return is_due(key, self._written_at_s, self._now_s(), SEEN_AGAIN_S)
 
     async def event(self, reason: str, note: str, is_warning: bool = False) -> None:
         """An Event is for people: one that cannot be written is no reason to stop."""

@@ -9,12 +9,16 @@ from typing import Final, Self
 
 TICK_S: Final = 5.0  # the loop's grid; what must be seconds fresh is read each time
 NUM_TURNS: Final = 5  # pools take turns within a tick, so that a thousand do not come at once
-RESYNC_S: Final = 60.0  # everything is looked at anew, should a watch have missed something
+# A pool that was idle for so long is at rest: its gateways are asked each tick, engines so often.
+REST_S: Final = 60.0
+RESYNC_S: Final = 60.0  # pools are listed anew, should a watch have missed an end
 # A watch may hang silently: the server ends it first, and a client that hears nothing gives up.
 WATCH_S: Final = 300.0
 WATCH_SILENCE_S: Final = WATCH_S + 30.0
 CONNECT_S: Final = 10.0
 REQUEST_S: Final = 20.0
+# Longer than between two looks at an engine at rest, shorter than engines and gateways keep it.
+KEEPALIVE_S: Final = REST_S + 10.0
 # A pool's tick waits for engines and for the API server: many at once, but not a thousand sockets.
 NUM_CONCURRENT_POOLS: Final = 32
 LEASE_S: Final = 15.0  # a standby takes over so long after the leader's last renewal
@@ -22,6 +26,7 @@ RENEW_S: Final = 5.0
 # A leader that could not renew for so long writes nothing more: before any standby takes over.
 DEADLINE_S: Final = 10.0
 STATUS_S: Final = 60.0  # between two writes of a status in which only measurements changed
+SEEN_AGAIN_S: Final = 600.0  # the same, where they are as before and only newer
 METRICS_PORT: Final = 8082
 
 

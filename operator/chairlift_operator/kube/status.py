@@ -106,6 +106,15 @@ def differs(before: PoolStatus, after: PoolStatus) -> bool:
     return replace(before, **kept) != replace(after, **kept)  # type: ignore[arg-type]
 
 
+def measures_differ(before: PoolStatus, after: PoolStatus) -> bool:
+    """In what was measured, not only in when."""
+    return _timeless(before) != _timeless(after)
+
+
+def _timeless(status: PoolStatus) -> list[SignalStatus]:
+    return [replace(signal, observed_at="") for signal in status.signals]
+
+
 def _conditions(given: StatusInput) -> list[Condition]:
     if given.accepted is not None:
         accepted = Condition("Accepted", Truth.FALSE, "Refused", given.accepted)

@@ -45,7 +45,7 @@ class Tokens:
     async def ensure(self, pool: InferencePool) -> None:
         """A Secret that was deleted is made again as it was: engines run on with its tokens."""
         is_due = self._now_s() - self._looked_at_s >= LOOK_AGAIN_S
-        if self._known and not (is_due and self._pods_wait()):
+        if self._known and not (is_due and self.are_awaited()):
             return
         found = await self._found_or_made(pool)
         self._check_ours(pool, found)
@@ -57,7 +57,8 @@ class Tokens:
         self._known = known
         self._looked_at_s = self._now_s()
 
-    def _pods_wait(self) -> bool:
+    def are_awaited(self) -> bool:
+        """Whether a pod does not come up, perhaps for want of them."""
         engines = any(pod.counts and not pod.is_running for pod in self._objects.engines())
         return engines or any(gateway.ip is None for gateway in self._objects.gateways())
 

@@ -1,0 +1,1 @@
+"""A whole pool in virtual time: gateway, engines and controller, minutes in seconds."""

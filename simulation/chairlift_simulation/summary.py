@@ -1,0 +1,118 @@
+"""A simulated run in figures: what was met, what it cost, what moved, and what stood in the way.
+
+Pure; `chairlift simulate` prints it, the evaluation averages it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from chairlift_operator.decisions import WORDS
+from chairlift_operator.spec import InferencePool
+from chairlift_protocol.wire import RequestClass
+from chairlift_simulation.conditions import PoolResult
+from chairlift_simulation.records import Journey, TickState, of_class
+
+INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Shares are of all interactive requests, refused and unfinished ones included; NaN of none.
+
+    changes: decisions by what they moved. bad_while: bad requests by how the pool stood when they
+    came. goodput_per_s: good requests a second. replica_hours: starting and draining included.
+    """
+
+    num_requests: int
+    num_refused: int
+    num_unfinished: int
+    ttft_share: float
+    itl_share: float
+    good_share: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+    late_gap_share: float
+    goodput_per_s: float
+    output_tokens_per_s: float
+    num_batch_done: int
+    replica_hours: float
+    most_replicas: int
+    num_preemptions: int
+    changes: dict[str, int]
+    bad_while: dict[str, int]
+
+    @classmethod
+    def of(cls, pool: InferencePool, result: PoolResult, offered_s: float) -> Summary:
+        slo = pool.spec.interactive.slo
+        own = of_class(result.journeys, INTERACTIVE)
+        num_good = sum(j.is_good(slo) for j in own)
+        unfinished = sum(j.error == "unfinished" for j in own)
+        first_s = sorted(j.ttft_s for j in own if j.ttft_s is not None)
+        num_gaps = sum(result.seconds.gaps)
+        batch = of_class(result.journeys, BATCH)
+        return cls(
+            num_requests=len(own),
+            num_refused=sum(j.error is not None for j in own) - unfinished,
+            num_unfinished=unfinished,
+            ttft_share=_share(sum(j.met_first_token(slo) for j in own), len(own)),
+            itl_share=_share(sum(j.error is None and j.met_gaps(slo) for j in own), len(own)),
+            good_share=_share(num_good, len(own)),
+            ttft_p50_s=percentile(first_s, 50),
+            ttft_p95_s=percentile(first_s, 95),
+            late_gap_share=_share(sum(result.seconds.late_gaps), num_gaps),
+            goodput_per_s=num_good / offered_s,
+            output_tokens_per_s=sum(result.seconds.tokens) / result.elapsed_s,
+            num_batch_done=sum(j.error is None for j in batch),
+            replica_hours=result.replica_s / 3600,
+            most_replicas=max((len(tick.replicas) for tick in result.ticks), default=0),
+            num_preemptions=result.num_preemptions,
+            changes=dict(
+                Counter(
+                    WORDS[d.field] for d in result.decisions if d.enforced and d.before != d.after
+                )
+            ),
+            bad_while=dict(Counter(_standings(pool, result, own)).most_common()),
+        )
+
+
+def _standings(pool: InferencePool, result: PoolResult, own: Sequence[Journey]) -> Iterator[str]:
+    """Of each bad request, how the pool stood at the tick before it came."""
+    slo, times_s = pool.spec.interactive.slo, [tick.at_s for tick in result.ticks]
+    for journey in own:
+        if not journey.is_good(slo):
+            index = max(0, bisect_right(times_s, journey.request.due_s) - 1)
+            yield _standing(pool, result.ticks[index], journey)
+
+
+def _standing(pool: InferencePool, tick: TickState, journey: Journey) -> str:
+    slo = pool.spec.interactive.slo
+    if journey.met_first_token(slo) and journey.error is None:
+        return "tokens came too slowly"
+    own = [r for r in tick.replicas if r.request_class is INTERACTIVE and not r.is_draining]
+    if not any(r.is_ready for r in own):
+        return "no replica was ready"
+    if not all(r.is_ready for r in own):
+        return "replicas were starting"
+    full = [r for r in own if r.num_waiting > 0 and r.num_running >= 0.9 * r.batch_size]
+    most = min(pool.spec.replicas(INTERACTIVE).max, pool.spec.num_replicas)
+    if len(own) >= most:
+        return "all replicas that may run did"
+    if full:
+        return "every slot was taken and no replica was asked for"
+    return "prompts queued and no replica was asked for"
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Nearest rank; NaN when there are none."""
+    if not ordered:
+        return math.nan
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def _share(count: float, of: float) -> float:
+    return count / of if of else math.nan
