@@ -83,6 +83,10 @@ helm: ## helm, built once from source (needs Go); lint and tests of the chart us
 test-cluster: $(STAMP) ## tests on a real kube-apiserver, and of the chart (root; builds Kubernetes once, 8 minutes)
 	e2e/cluster/with-cluster control-plane env CHAIRLIFT_NEEDS_HELM=1 $(PY) -m pytest -q -m "" $(or $(ARGS),tests/chart tests/cluster)
 
+test-prometheus: $(STAMP) ## what is asked of Prometheus, against a real one (root installs Debian's where there is none)
+	tests/prometheus/install
+	CHAIRLIFT_NEEDS_PROMETHEUS=1 $(PY) -m pytest -q $(or $(ARGS),tests/prometheus)
+
 e2e: $(STAMP) model ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
 	e2e/cluster/with-cluster up e2e/run $(ARGS)
 
@@ -104,4 +108,4 @@ clean: ## remove the environment and caches of this clone
 
 .PHONY: help setup demo bench-demo bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
-	crds lint helm test-cluster e2e images lock clean
+	crds lint helm test-cluster test-prometheus e2e images lock clean

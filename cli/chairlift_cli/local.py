@@ -63,5 +63,6 @@ def fields_for_clusters(pool: InferencePool) -> list[str]:
         "runtime.podTemplate": bool(runtime.pod_template),
         "capacity.surge": spec.capacity is not None and spec.capacity.surge > 0,
         "gateway": spec.gateway != Gateway(),
+        "metrics.source: Prometheus": spec.metrics.source == "Prometheus",
     }
     return [name for name, is_said in said.items() if is_said]

@@ -66,7 +66,8 @@ class FakePod:
 
 
 class FakeEngine(FakePod):
-    """admin_token: None lets everybody in. policies: every one that was accepted, in order."""
+    """policies: every one that was accepted, in order. metrics_are_refused: as by a network policy
+    on the public port alone."""
 
     def __init__(self, ip: str, exposition: str | None = None) -> None:
         super().__init__(ip, exposition)
@@ -74,6 +75,7 @@ class FakeEngine(FakePod):
         self.is_draining = False
         self.policies = [Policy(Generation(0, 0), 16, 256, 256, 1.0, SloThresholds(3000.0, 300.0))]
         self.num_refused = 0
+        self.metrics_are_refused = False
 
     @property
     def policy(self) -> Policy:
@@ -105,6 +107,11 @@ class FakeEngine(FakePod):
     async def _drain(self, request: web.Request) -> web.Response:
         self.is_draining = True
         return web.json_response({"draining": True, "num_left": self.num_in_flight})
+
+    async def show(self, request: web.Request) -> web.Response:
+        if self.metrics_are_refused:
+            return web.Response(status=503)
+        return await super().show(request)
 
     def counted(self) -> str:
         counters = (

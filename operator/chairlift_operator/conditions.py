@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chairlift_operator.decisions import (
     BLIND,
@@ -12,29 +13,76 @@ from chairlift_operator.decisions import (
     ReplicaReport,
     Truth,
 )
+from chairlift_operator.pool_windows import LONG_S, PoolWindows, WindowedShare
 from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_operator.snapshot import Phase
-from chairlift_operator.spec import InferencePool
-from chairlift_operator.windows import Attainment
+from chairlift_operator.spec import InferencePool, Objective
+from chairlift_operator.windows import Attainment, events_to_claim
 from chairlift_protocol.wire import RequestClass
-
-_SOURCE = "engine /metrics"
 
 
 def conditions_of(
-    pool: InferencePool, reports: Sequence[ReplicaReport], health: Health, crowded: str | None
+    pool: InferencePool,
+    reports: Sequence[ReplicaReport],
+    health: Health,
+    crowded: str | None,
+    windows: PoolWindows | None = None,
 ) -> tuple[Condition, ...]:
     return (
         _ready(reports),
-        _metrics_available(reports, health),
-        _within_slo(pool, reports),
+        _metrics_available(reports, health, windows),
+        _within_slo(pool, reports, windows),
         _capacity_limited(pool, reports, crowded),
         _tuned(pool, reports),
     )
 
 
-def signals_of(reports: Sequence[ReplicaReport], now_s: float) -> tuple[NamedSignal, ...]:
-    return tuple(signal for report in reports for signal in _replica_signals(report, now_s))
+def signals_of(
+    pool: InferencePool,
+    reports: Sequence[ReplicaReport],
+    now_s: float,
+    windows: PoolWindows | None = None,
+) -> tuple[NamedSignal, ...]:
+    """The pool's own first: a status has room for so many."""
+    of_pool = _pool_signals(pool, windows) if windows is not None else []
+    of_replicas = [signal for report in reports for signal in _replica_signals(report, now_s)]
+    return (*of_pool, *of_replicas)
+
+
+def _pool_signals(pool: InferencePool, windows: PoolWindows) -> list[NamedSignal]:
+    found = []
+    for share in windows.shares:
+        burn = share.name.replace("goodPercent", "burnRate")
+        found += [
+            NamedSignal(share.name, share.signal, _share_effect(share)),
+            NamedSignal(burn, _burn_rate(pool, share), _effect(share.signal)),
+        ]
+    found += [NamedSignal(q.name, q.signal, _effect(q.signal)) for q in windows.quantities]
+    return found
+
+
+def _share_effect(share: WindowedShare) -> str:
+    if share.boundary_ms is None or not isinstance(share.signal, Value):
+        return _effect(share.signal)
+    least, most = 100 * (1 - share.bad_upper), 100 * (1 - share.bad_lower)
+    return (
+        f"used: counted at the bucket boundary {share.boundary_ms:g} ms, so between {least:.1f} "
+        f"and {most:.1f} %"
+    )
+
+
+def _effect(signal: Signal) -> str:
+    return "held: replicas do not shrink" if isinstance(signal, Unknown) else "used"
+
+
+def _burn_rate(pool: InferencePool, share: WindowedShare) -> Signal:
+    """How many times as fast as allowed bad events come: 1 just keeps the objective."""
+    if not isinstance(share.signal, Value):
+        return share.signal
+    slo = pool.spec.aims(share.request_class).slo
+    objective = slo.inter_token_latency if share.objective == "itl" else slo.time_to_first_token
+    burn_rate = (1 - share.signal.value / 100) / objective.bad_budget
+    return replace(share.signal, value=max(0.0, burn_rate))
 
 
 def _replica_signals(report: ReplicaReport, now_s: float) -> list[NamedSignal]:
@@ -59,12 +107,12 @@ def _replica_signals(report: ReplicaReport, now_s: float) -> list[NamedSignal]:
 def _signal(report: ReplicaReport, name: str, number: float | None, now_s: float) -> Signal:
     observed_at_s = now_s if report.observed_at_s is None else report.observed_at_s
     if report.health in BLIND:
-        return Unknown(report.held or "no usable metrics", observed_at_s, _SOURCE)
+        return Unknown(report.held or "no usable metrics", observed_at_s, report.source)
     if number is not None:
-        return Value(number, observed_at_s, _SOURCE)
+        return Value(number, observed_at_s, report.source)
     if report.health is Health.IDLE:
-        return Idle(observed_at_s, _SOURCE)
-    return Unknown(f"{name} has no samples yet", observed_at_s, _SOURCE)
+        return Idle(observed_at_s, report.source)
+    return Unknown(f"{name} has no samples yet", observed_at_s, report.source)
 
 
 def _ready(reports: Sequence[ReplicaReport]) -> Condition:
@@ -76,9 +124,15 @@ def _ready(reports: Sequence[ReplicaReport]) -> Condition:
     return Condition("Ready", Truth.FALSE, "NoReplicaReady", message)
 
 
-def _metrics_available(reports: Sequence[ReplicaReport], health: Health) -> Condition:
+def _metrics_available(
+    reports: Sequence[ReplicaReport], health: Health, windows: PoolWindows | None
+) -> Condition:
     # One that drains may be gone the next moment; nothing is decided by it.
     blind = [r for r in reports if r.health in BLIND and r.phase is not Phase.DRAINING]
+    trouble = windows.trouble if windows is not None else None
+    if not blind and reports and trouble is not None and not trouble.is_passing:
+        message = f"{trouble.message}; replicas do not shrink until it is known."
+        return Condition("MetricsAvailable", Truth.FALSE, trouble.reason, message)
     if not blind and reports:
         message = "Every replica's metrics are fresh and complete."
         return Condition("MetricsAvailable", Truth.TRUE, _camel(health), message)
@@ -93,7 +147,24 @@ def _camel(health: Health) -> str:
     return health.value.title().replace("_", "")
 
 
-def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condition:
+def _within_slo(
+    pool: InferencePool, reports: Sequence[ReplicaReport], windows: PoolWindows | None
+) -> Condition:
+    """Of minutes; where too little happened in them, of an hour."""
+    missed, met = _over_minutes(pool, reports)
+    if not missed and not met and windows is not None:
+        missed, met = _over_an_hour(pool, windows)
+    if missed:
+        return Condition("WithinSLO", Truth.FALSE, "ObjectiveMissed", "; ".join(missed) + ".")
+    if met:
+        return Condition("WithinSLO", Truth.TRUE, "ObjectiveMet", "; ".join(met) + ".")
+    return Condition("WithinSLO", Truth.UNKNOWN, "TooFewSamples", "Too few requests to tell.")
+
+
+def _over_minutes(
+    pool: InferencePool, reports: Sequence[ReplicaReport]
+) -> tuple[list[str], list[str]]:
+    """Sentences on objectives that were missed, and on those that were met."""
     missed, met = [], []
     for noun in ("gaps", "first tokens"):
         for report in reports:
@@ -104,19 +175,36 @@ def _within_slo(pool: InferencePool, reports: Sequence[ReplicaReport]) -> Condit
                 objective, seen = slo.time_to_first_token, report.first_token
             if seen is None or report.health in BLIND:
                 continue
-            sentence = (
-                f"{report.name}: {seen.good_percent:.1f} % of {noun} within "
-                f"{objective.threshold_ms:g} ms, {objective.percent:g} % wanted"
-            )
+            sentence = f"{report.name}: {_share_met(seen.good_percent, noun, objective)}"
             if seen.lower > objective.bad_budget:
                 missed.append(sentence)
             elif not seen.low_sample:
                 met.append(sentence)
-    if missed:
-        return Condition("WithinSLO", Truth.FALSE, "ObjectiveMissed", "; ".join(missed) + ".")
-    if met:
-        return Condition("WithinSLO", Truth.TRUE, "ObjectiveMet", "; ".join(met) + ".")
-    return Condition("WithinSLO", Truth.UNKNOWN, "TooFewSamples", "Too few requests to tell.")
+    return missed, met
+
+
+def _over_an_hour(pool: InferencePool, windows: PoolWindows) -> tuple[list[str], list[str]]:
+    missed, met = [], []
+    for share in windows.shares:
+        if share.window_s < LONG_S or not isinstance(share.signal, Value):
+            continue
+        slo = pool.spec.aims(share.request_class).slo
+        is_gaps = share.objective == "itl"
+        objective = slo.inter_token_latency if is_gaps else slo.time_to_first_token
+        told = _share_met(share.signal.value, "gaps" if is_gaps else "first tokens", objective)
+        sentence = f"{share.request_class.value}: {told}, over an hour"
+        if share.bad_lower > objective.bad_budget:
+            missed.append(sentence)
+        elif share.num_events >= events_to_claim(objective.bad_budget):
+            met.append(sentence)
+    return missed, met
+
+
+def _share_met(good_percent: float, noun: str, objective: Objective) -> str:
+    return (
+        f"{good_percent:.1f} % of {noun} within {objective.threshold_ms:g} ms, "
+        f"{objective.percent:g} % wanted"
+    )
 
 
 def _capacity_limited(

@@ -60,6 +60,12 @@ RULES: Final = {
             "simulator only works with 'engine: simulator': set that, or remove simulator",
         ),
     ),
+    "spec.metrics": (
+        Rule(
+            "!has(self.url) || (has(self.source) && self.source == 'Prometheus')",
+            "url only works with 'source: Prometheus': set that, or remove url",
+        ),
+    ),
     "spec.interactive": (_STEP_HOLDS_BATCH,),
     "spec.batch": (
         _STEP_HOLDS_BATCH,

@@ -136,7 +136,12 @@ DESCRIPTIONS: Final = {
     "spec.gateway.service": "How the gateway is reached.",
     "spec.gateway.service.type": "ClusterIP, NodePort or LoadBalancer.",
     "spec.metrics": "Where the controller reads measurements.",
-    "spec.metrics.source": "Direct: the engines' own /metrics.",
+    "spec.metrics.source": "Direct: the engines' and gateways' own /metrics. Prometheus: beside "
+    "them, for what happened over minutes and hours, and for pods that the operator cannot reach. "
+    "Without it, Prometheus where the operator was given one, else Direct.",
+    "spec.metrics.url": "Where Prometheus is, such as http://prometheus.monitoring:9090; without "
+    "it, the operator's own. It must scrape engines and gateways at least every 60 s and keep "
+    "their namespace and pod as labels.",
     "spec.mode": "Enforce, or Recommend: decide and say, but change no policy, no number of "
     "replicas and no running pod.",
     "status": "How the pool stands, written by the operator.",

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from chairlift_operator.signals import Signal
-from chairlift_operator.snapshot import Phase
+from chairlift_operator.snapshot import ENGINE_SOURCE, Phase
 from chairlift_operator.step_time import StepCosts
 from chairlift_operator.windows import Attainment
 from chairlift_protocol.policy import Policy
@@ -163,6 +163,7 @@ class ReplicaReport:
     infeasible: bool = False
     num_rejected_values: int = 0
     observed_at_s: float | None = None
+    source: str = ENGINE_SOURCE
 
     @property
     def num_own_waiting(self) -> float:

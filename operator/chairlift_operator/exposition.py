@@ -123,8 +123,9 @@ _BY_CLASS: Final = {
 }
 
 
-_OF_GATEWAY: Final = (metrics.REQUESTS_RECEIVED, metrics.GATEWAY_HELD)
-_OF_ENGINE: Final = (
+# All that is read of a gateway, and of an engine.
+GATEWAY_SERIES: Final = (metrics.REQUESTS_RECEIVED, metrics.GATEWAY_HELD)
+ENGINE_SERIES: Final = (
     *_NEEDED,
     *_BY_CLASS,
     metrics.KV_CACHE_USAGE,
@@ -139,11 +140,11 @@ _OF_ENGINE: Final = (
 
 def parse_gateway_metrics(text: str) -> tuple[GatewayClassSample, ...]:
     """Raise ExpositionError unless arrivals and held requests of every class are there."""
-    return _gateway_sample(_lines_of(text, _OF_GATEWAY))
+    return _parsed_gateway(_lines_of(text, GATEWAY_SERIES))
 
 
 def parse_engine_metrics(text: str) -> EngineSample:
-    return _engine_sample(_lines_of(text, _OF_ENGINE))
+    return _parsed_engine(_lines_of(text, ENGINE_SERIES))
 
 
 def _lines_of(text: str, names: Iterable[str]) -> str:
@@ -166,8 +167,18 @@ def _found(text: str, name: str) -> Iterator[str]:
 
 # What rests says the same each time: parsing it is most of the cost of looking at it.
 @lru_cache(maxsize=NUM_REMEMBERED)
-def _gateway_sample(lines: str) -> tuple[GatewayClassSample, ...]:
-    reader, found = _Reader(_by_name(lines)), []
+def _parsed_gateway(lines: str) -> tuple[GatewayClassSample, ...]:
+    return gateway_sample(_by_name(lines))
+
+
+@lru_cache(maxsize=NUM_REMEMBERED)
+def _parsed_engine(lines: str) -> EngineSample:
+    return engine_sample(_by_name(lines))
+
+
+def gateway_sample(by_name: Mapping[str, Sequence[Sample]]) -> tuple[GatewayClassSample, ...]:
+    """Of one gateway's series, by their names. ExpositionError as `parse_gateway_metrics`."""
+    reader, found = _Reader(by_name), []
     for request_class in RequestClass:
         received = reader.of_class(metrics.REQUESTS_RECEIVED, request_class)
         held = reader.of_class(metrics.GATEWAY_HELD, request_class)
@@ -178,9 +189,9 @@ def _gateway_sample(lines: str) -> tuple[GatewayClassSample, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=NUM_REMEMBERED)
-def _engine_sample(lines: str) -> EngineSample:
-    reader = _Reader(_by_name(lines))
+def engine_sample(by_name: Mapping[str, Sequence[Sample]]) -> EngineSample:
+    """Of one engine's series, by their names, all of one moment."""
+    reader = _Reader(by_name)
     return EngineSample(
         **{attribute: reader.reduced(name, sum) for name, attribute in _NEEDED.items()},
         kv_usage=reader.reduced(metrics.KV_CACHE_USAGE, _mean),

@@ -69,8 +69,8 @@ def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) 
         memory=replace(memory, scaling=scaling.memory),
         health=health,
         replicas=(*reports, *starting),
-        signals=signals_of(reports, now_s),
-        conditions=conditions_of(pool, reports, health, scaling.crowded),
+        signals=signals_of(pool, reports, now_s, snapshot.windows),
+        conditions=conditions_of(pool, reports, health, scaling.crowded, snapshot.windows),
     )
 
 

@@ -44,4 +44,5 @@ def report_of(
         infeasible=infeasible,
         num_rejected_values=memory.num_rejected_values,
         observed_at_s=latest.at_s if latest else None,
+        source=seen.source,
     )

@@ -42,7 +42,25 @@ class ScalingView:
         }
 
     def is_certain(self, request_class: RequestClass) -> bool:
+        """All that speaks for fewer replicas was read, over minutes and hours too."""
+        if not self._allow_windows(request_class):
+            return False
         seen_well = {r.name for r in self.reports if r.health not in BLIND}
         return self.memory.scaling.arrivals.is_fresh(self.now_s) and all(
             r.name in seen_well for r in self.seen(request_class) if r.is_supply
+        )
+
+    def _allow_windows(self, request_class: RequestClass) -> bool:
+        """What Prometheus was asked and did not tell is no reason to shrink; nor is a pool that
+        uses up its budget of bad events."""
+        windows, slo = self.snapshot.windows, self.pool.spec.aims(request_class).slo
+        if windows is None:
+            return True
+        budgets = {
+            "itl": slo.inter_token_latency.bad_budget,
+            "ttft": slo.time_to_first_token.bad_budget,
+        }
+        return windows.is_known and not any(
+            windows.is_burning(request_class, objective, budget)
+            for objective, budget in budgets.items()
         )

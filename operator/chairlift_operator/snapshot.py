@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from chairlift_operator.exposition import EngineSample, GatewayClassSample
+from chairlift_operator.pool_windows import PoolWindows
 from chairlift_operator.signals import LARGEST
 from chairlift_protocol.policy import Policy, PolicyError
 from chairlift_protocol.wire import RequestClass
+
+ENGINE_SOURCE: Final = "engine /metrics"
+GATEWAY_SOURCE: Final = "gateway /metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class ReplicaSnapshot:
     """One engine. Where `sample` or `policy` is None, the failure beside it says why.
 
     detail: how far a starting one is. stuck: why it never will be, past its deadline.
+    source: where the sample was read.
     """
 
     name: str
@@ -79,6 +84,7 @@ class ReplicaSnapshot:
     phase: Phase = Phase.SERVING
     detail: str | None = None
     stuck: str | None = None
+    source: str = ENGINE_SOURCE
 
     @property
     def is_supply(self) -> bool:
@@ -96,14 +102,19 @@ class GatewaySnapshot:
     classes: tuple[GatewayClassSample, ...] = ()
     sampled_at_s: float | None = None
     failure: str | None = None
+    source: str = GATEWAY_SOURCE
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """num_reserved: replicas of the capacity that something else needs meanwhile."""
+    """num_reserved: replicas of the capacity that something else needs meanwhile.
+
+    windows: what Prometheus tells of minutes and hours; None for a pool that does without it.
+    """
 
     pool: str
     taken_at_s: float
     replicas: tuple[ReplicaSnapshot, ...]
     gateway: GatewaySnapshot = GatewaySnapshot()
     num_reserved: int = 0
+    windows: PoolWindows | None = None

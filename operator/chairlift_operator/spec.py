@@ -7,6 +7,7 @@ fields that work are here: anything else is refused by name.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
@@ -27,6 +28,8 @@ from chairlift_operator.spec_values import (
     PoolName,
     at_least,
     format_duration,
+    matching,
+    printable,
 )
 from chairlift_protocol.wire import RequestClass
 
@@ -35,6 +38,8 @@ KIND = "InferencePool"
 LEAST_RETURN_S: Final = 10.0  # two ticks: one to see it, one in case the write is lost
 # A step of batch work may take this long: drains, aborts and policies wait for its end.
 BATCH_STEP_S: Final = 1.0
+# Without user names and passwords: a spec is no place for them.
+PROMETHEUS_URL: Final = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +209,23 @@ class Autoscaling:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
+    """source: None takes the operator's own Prometheus, or Direct where it has none. url: None too
+    takes the operator's."""
+
     __pydantic_config__ = SPEC_CONFIG
-    source: Literal["Direct"] = "Direct"
+    source: Literal["Direct", "Prometheus"] | None = None
+    url: (
+        Annotated[
+            str,
+            matching(PROMETHEUS_URL, "must look like http://prometheus.monitoring:9090"),
+            printable(500),
+        ]
+        | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        if self.url is not None and self.source != "Prometheus":
+            raise ValueError("url only works with 'source: Prometheus': set that, or remove url")
 
 
 @dataclass(frozen=True, slots=True)

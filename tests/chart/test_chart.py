@@ -29,6 +29,7 @@ GOLDENS = {
         "images.pullPolicy=Never",
         "images.pullSecrets[0].name=registry-key",
         "crds.install=false",
+        "prometheus.url=http://prometheus.monitoring:9090",
         "nodeSelector.pool=system",
         "tolerations[0].operator=Exists",
         "priorityClassName=system-cluster-critical",
@@ -157,6 +158,8 @@ def test_crds_are_those_of_the_tree_and_outlive_the_release(helm: Helm) -> None:
         ("images.registry=null", "registry"),
         ("replicas=null", "replicas"),
         ("crds=null", "crds"),
+        ("prometheus.url=prometheus:9090", "prometheus"),
+        ("prometheus=null", "prometheus"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(

@@ -202,3 +202,25 @@ def test_a_request_that_ends_after_its_time_without_a_token_is_a_bad_event(
     bad = 'chairlift_slo_events_total{class="interactive",objective="ttft",result="bad"'
     eventually(lambda: engine.metric(bad) == 2)
     connection.close()
+
+
+def test_time_in_a_full_queue_is_in_the_first_tokens_time(start_engine, eventually) -> None:
+    """O12: the one whose slot was taken for longer than the objective is late, however short its
+    own prefill."""
+    engine = start_engine(batch_size=1)
+    known = [dict(labels) for labels in samples(engine)[names.SLO_EVENTS]]
+    (threshold_ms,) = {labels["threshold_ms"] for labels in known if labels["objective"] == "ttft"}
+    threshold_s = 1e-3 * float(threshold_ms)
+    engine.runner.hold()
+    body = {"model": "echo", "prompt": "abc", "max_tokens": 50, "ignore_eos": True}
+    first = engine.open_raw("/v1/completions", body)
+    engine.runner.allow(1)
+    events = 'chairlift_slo_events_total{class="interactive",objective="ttft",result='
+    eventually(lambda: engine.metric(events + '"good"') == 1)
+    with engine.open_raw("/v1/completions", {**body, "max_tokens": 1}):
+        waited = 'chairlift_oldest_waiting_seconds{class="interactive"}'
+        eventually(lambda: engine.metric(waited) > threshold_s)
+        first.close()
+        engine.runner.release()
+        eventually(lambda: engine.metric(events + '"bad"') == 1)
+        assert engine.metric("vllm:time_to_first_token_seconds_sum") > threshold_s

@@ -11,8 +11,12 @@ import pytest
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.journal import JournalError, JournalWriter, open_for_append, replay
 from chairlift_operator.memory import Memory
+from chairlift_operator.plan import plan
+from chairlift_operator.pool_windows import PoolWindows, Trouble, WindowedQuantity, WindowedShare
+from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_operator.snapshot import Snapshot
 from chairlift_operator.step_time import StepCosts
+from chairlift_protocol.wire import RequestClass
 
 Make = Callable[..., Any]
 
@@ -131,3 +135,40 @@ def test_a_tick_without_its_spec_is_named(journal: Path) -> None:
     journal.write_bytes(b"".join(lines))
     with pytest.raises(JournalError, match="line 2: no spec line before it names"):
         list(replay(journal))
+
+
+@pytest.mark.parametrize(
+    "signal",
+    [
+        Value(95.0, 7.0, "Prometheus: sloEvents[5m]"),
+        Idle(7.0, "Prometheus: sloEvents[5m]"),
+        Unknown("timed out", 7.0, "Prometheus: sloEvents[5m]"),
+    ],
+)
+def test_windows_are_read_back_as_they_were_written(
+    tmp_path: Path, make_pool: Make, make_engine: Make, signal: Signal
+) -> None:
+    share = WindowedShare(RequestClass.INTERACTIVE, "itl", 300.0, signal, 0.01, 0.09, 2000.0, 75.0)
+    trouble = Trouble("Stale", "chat-a: its last sample is 65 s old")
+    windows = PoolWindows((share,), (WindowedQuantity("a", signal),), trouble, 3)
+    snapshot = Snapshot("default/chat", 1.0, (make_engine(REFERENCE).snapshot(),), windows=windows)
+    memory = Memory.start()
+    path = tmp_path / "journal.jsonl"
+    with path.open("w") as file:
+        made = plan(make_pool(), snapshot, memory, 1.0)
+        JournalWriter(file, memory).tick(make_pool(), snapshot, made, [])
+    (tick,) = replay(path)
+    assert tick.recorded.snapshot == snapshot
+    assert tick.plan.signals == made.signals
+
+
+def test_a_journal_from_before_there_were_windows_is_replayed(journal: Path) -> None:
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    for record in records:
+        if record["kind"] == "tick":
+            del record["snapshot"]["windows"], record["snapshot"]["gateway"]["source"]
+            for replica in record["snapshot"]["replicas"]:
+                del replica["source"]
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for tick in replay(journal):
+        assert tick.plan.decisions == tick.recorded.decisions

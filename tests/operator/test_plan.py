@@ -14,13 +14,23 @@ from chairlift_operator.exposition import EngineSample
 from chairlift_operator.memory import Knobs, Memory
 from chairlift_operator.plan import Plan, plan
 from chairlift_operator.policy_plan import first_policy
-from chairlift_operator.signals import Idle, Unknown, Value
+from chairlift_operator.pool_windows import (
+    LONG_S,
+    SHORT_S,
+    PoolWindows,
+    Trouble,
+    WindowedQuantity,
+    WindowedShare,
+)
+from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_operator.snapshot import ReplicaSnapshot, Snapshot
 from chairlift_operator.step_time import StepCosts
 from chairlift_protocol.policy import Generation, SloThresholds
+from chairlift_protocol.wire import RequestClass
 
 Make = Callable[..., Any]
 
+INTERACTIVE = RequestClass.INTERACTIVE
 REFERENCE = StepCosts(8e-3, 0.06e-3, 0.045e-3, 5e-8)
 
 
@@ -373,3 +383,115 @@ def test_one_engine_with_absurd_numbers_does_not_stop_the_others(
         for action in made.actions:
             {"chat-0": good, "chat-1": bad}[action.replica].policy = action.policy
     assert good.policy.step_tokens != 256  # it was tuned all the while
+
+
+def _windows(signal: Signal, **known: float) -> PoolWindows:
+    shares = [WindowedShare(INTERACTIVE, "itl", w, signal, **known) for w in (SHORT_S, LONG_S)]
+    arrivals = WindowedQuantity("interactive/arrivals", signal)
+    trouble = Trouble("Stale", signal.reason) if isinstance(signal, Unknown) else None
+    return PoolWindows(tuple(shares), (arrivals,), trouble)
+
+
+@pytest.mark.parametrize(
+    ("signal", "said"),
+    [
+        (Value(90.0, 7.0, "Prometheus: sloEvents[5m]"), ("used", 2.0)),
+        (Idle(7.0, "Prometheus: sloEvents[5m]"), ("used", None)),
+        (Unknown("so", 7.0, "Prometheus: sloEvents[5m]"), ("held: replicas do not shrink", None)),
+    ],
+)
+def test_windows_are_signals_of_the_pool_that_name_their_query(
+    make_pool: Make, make_engine: Make, signal: Signal, said: tuple[str, float | None]
+) -> None:
+    seen = make_engine(REFERENCE).snapshot()
+    snapshot = replace(_snapshot(seen, at_s=1.0), windows=_windows(signal))
+    named = {s.name: s for s in plan(make_pool(), snapshot, Memory.start(), 1.0).signals}
+    share = named["interactive/interTokenLatency.goodPercent[5m]"]
+    assert (share.signal, share.effect) == (signal, said[0])
+    burn = named["interactive/interTokenLatency.burnRate[1h]"].signal
+    assert type(burn) is type(signal)
+    assert burn.source == "Prometheus: sloEvents[5m]"
+    if isinstance(burn, Value):
+        assert burn.value == pytest.approx(said[1])
+    assert named["interactive/arrivals"].signal == signal
+    assert named["chat-0/running"].signal.source == "engine /metrics"
+
+
+def test_a_boundary_beside_the_threshold_is_said_with_its_uncertainty(
+    make_pool: Make, make_engine: Make
+) -> None:
+    windows = _windows(Value(90.0, 1.0, "Prometheus"), bad_lower=0.02, bad_upper=0.3)
+    shares = tuple(replace(share, boundary_ms=75.0) for share in windows.shares)
+    snapshot = _snapshot(make_engine(REFERENCE).snapshot(), at_s=1.0)
+    snapshot = replace(snapshot, windows=replace(windows, shares=shares))
+    told = plan(make_pool(), snapshot, Memory.start(), 1.0).signals[0].effect
+    assert told == "used: counted at the bucket boundary 75 ms, so between 70.0 and 98.0 %"
+
+
+def test_what_prometheus_does_not_tell_makes_metrics_unavailable(
+    make_pool: Make, make_engine: Make
+) -> None:
+    seen = make_engine(REFERENCE).snapshot()
+    windows = _windows(Unknown("chat-b: its last sample is 65 s old", 1.0, "Prometheus: x"))
+    snapshot = replace(_snapshot(seen, at_s=1.0), windows=windows)
+    condition = _condition(plan(make_pool(), snapshot, Memory.start(), 1.0), "MetricsAvailable")
+    assert (condition.status, condition.reason) == (Truth.FALSE, "Stale")
+    assert condition.message == (
+        "chat-b: its last sample is 65 s old; replicas do not shrink until it is known."
+    )
+
+
+@pytest.mark.parametrize("reason", ["NotYetAsked", "NotYetScraped"])
+def test_what_is_on_its_way_is_no_trouble_yet(
+    make_pool: Make, make_engine: Make, reason: str
+) -> None:
+    windows = PoolWindows(trouble=Trouble(reason, "wait"))
+    snapshot = replace(_snapshot(make_engine(REFERENCE).snapshot(), at_s=1.0), windows=windows)
+    made = plan(make_pool(), snapshot, Memory.start(), 1.0)
+    assert _condition(made, "MetricsAvailable").status is Truth.TRUE
+    assert not windows.is_known  # and so nothing shrinks
+
+
+@pytest.mark.parametrize(
+    ("bad_lower", "num_events", "reason"),
+    [(0.08, 400.0, "ObjectiveMissed"), (0.02, 400.0, "ObjectiveMet"), (0.0, 20.0, "TooFewSamples")],
+)
+def test_where_minutes_tell_too_little_the_hour_tells(
+    make_pool: Make, make_engine: Make, bad_lower: float, num_events: float, reason: str
+) -> None:
+    windows = _windows(Value(91.0, 1.0, "Prometheus"), bad_lower=bad_lower, num_events=num_events)
+    snapshot = replace(_snapshot(make_engine(REFERENCE).snapshot(), at_s=1.0), windows=windows)
+    condition = _condition(plan(make_pool(), snapshot, Memory.start(), 1.0), "WithinSLO")
+    assert condition.reason == reason
+    if reason != "TooFewSamples":
+        assert condition.message == (
+            "interactive: 91.0 % of gaps within 50 ms, 95 % wanted, over an hour."
+        )
+
+
+WINDOW_SIGNALS = st.one_of(
+    st.builds(Value, st.floats(0, 100), st.just(1.0), st.just("Prometheus: x")),
+    st.just(Idle(1.0, "Prometheus: x")),
+    st.just(Unknown("timed out", 1.0, "Prometheus: x")),
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(signal=WINDOW_SIGNALS, bad_lower=st.floats(0, 1))
+def test_nothing_that_windows_say_raises_a_limit_or_lowers_a_count(
+    make_pool: Make, warmed: tuple[Any, Memory, float], signal: Signal, bad_lower: float
+) -> None:
+    seen, memory, now_s = warmed
+    without = _snapshot(seen, at_s=now_s)
+    told = replace(without, windows=_windows(signal, bad_lower=bad_lower))
+    pool = make_pool(replicas=(1, 4))
+    fair, made = plan(pool, without, memory, now_s), plan(pool, told, memory, now_s)
+    assert made.actions == fair.actions
+
+
+def test_a_sample_from_prometheus_is_said_to_be_one(make_pool: Make, make_engine: Make) -> None:
+    seen = replace(make_engine(REFERENCE).snapshot(), source="Prometheus: sample")
+    signals = plan(make_pool(), _snapshot(seen, at_s=1.0), Memory.start(), 1.0).signals
+    assert {s.signal.source for s in signals} == {"Prometheus: sample"}

@@ -17,6 +17,7 @@ from chairlift_operator.decisions import SetPolicy, SetReplicas
 from chairlift_operator.exposition import ClassSample, EngineSample, GatewayClassSample, SloCount
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan, plan
+from chairlift_operator.pool_windows import LONG_S, SHORT_S, PoolWindows, Trouble, WindowedShare
 from chairlift_operator.replica_law import (
     Lengths,
     ScaleInput,
@@ -28,6 +29,7 @@ from chairlift_operator.replica_law import (
     scale,
     sustainable_rate,
 )
+from chairlift_operator.signals import Unknown, Value
 from chairlift_operator.snapshot import (
     EngineCapacity,
     GatewaySnapshot,
@@ -106,6 +108,12 @@ def test_nothing_shrinks_on_what_is_unknown_pending_or_draining(given_: ScaleInp
     elif supply.num_draining or not given_.is_certain:
         assert count >= supply.count
     assert count >= supply.count - max(1, supply.num_pending)
+
+
+@given(given_=scale_inputs())
+def test_what_is_less_certain_never_makes_fewer(given_: ScaleInput) -> None:
+    doubtful = scale(replace(given_, is_certain=False)).count
+    assert doubtful >= scale(replace(given_, is_certain=True)).count
 
 
 @given(given_=scale_inputs(), num_stuck=st.integers(1, 3))
@@ -305,6 +313,7 @@ class Fleet:
         self.most = 0
         self.rng = random.Random(5)
         self.blind = False
+        self.windows: PoolWindows | None = None
         self.warm_up_s = WARM_UP_S
 
     def count(self, request_class: RequestClass) -> int:
@@ -361,7 +370,7 @@ class Fleet:
         gateway = GatewaySnapshot(classes, self.now_s)
         if self.blind:
             gateway = GatewaySnapshot(failure="timed out")
-        return Snapshot("default/chat", self.now_s, replicas, gateway)
+        return Snapshot("default/chat", self.now_s, replicas, gateway, windows=self.windows)
 
     def _seen(self, engine: FleetEngine) -> ReplicaSnapshot:
         if engine.ready_at_s > self.now_s:
@@ -444,6 +453,47 @@ def test_an_idle_pool_goes_to_its_minimum_and_a_blind_one_stays(make_pool: Make)
     fleet.blind = False
     list(fleet.run(800.0))
     assert fleet.count(INTERACTIVE) == 1
+
+
+def _windows(good_percent: float | None, bad_lower: float = 0.0) -> PoolWindows:
+    """Both windows of the gaps; None: nobody could tell."""
+    told = Value(good_percent, 0.0, "Prometheus") if good_percent is not None else None
+    signal = told or Unknown("timed out", 0.0, "Prometheus: sloEvents[5m]")
+    shares = [WindowedShare(INTERACTIVE, "itl", w, signal, bad_lower) for w in (SHORT_S, LONG_S)]
+    trouble = None if told else Trouble("QueryFailed", "Prometheus, query sloEvents[5m]: timed out")
+    return PoolWindows(tuple(shares), trouble=trouble)
+
+
+@pytest.mark.parametrize(
+    "windows", [_windows(None), _windows(80.0, bad_lower=0.15)], ids=["unknown", "burning"]
+)
+def test_a_pool_keeps_its_replicas_while_minutes_and_hours_are_unknown_or_bad(
+    make_pool: Make, windows: PoolWindows
+) -> None:
+    """O1, O3: though all that is read directly asks for fewer."""
+    fleet = Fleet(_fleet_pool(make_pool))
+    list(fleet.run(120.0, interactive=2.0 * fleet.rate))
+    assert fleet.count(INTERACTIVE) >= 3
+    before = fleet.count(INTERACTIVE)
+    fleet.windows = windows
+    assert not _says(list(fleet.run(400.0, interactive=0.3 * fleet.rate)))
+    assert fleet.count(INTERACTIVE) == before
+    fleet.windows = _windows(99.0)
+    list(fleet.run(800.0, interactive=0.3 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 1
+
+
+def test_an_outage_of_prometheus_neither_stops_growth_nor_lifts_a_bound(make_pool: Make) -> None:
+    """O5."""
+    fleet = Fleet(_fleet_pool(make_pool, most=3))
+    fleet.windows = _windows(None)
+    list(fleet.run(60.0, interactive=0.3 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 1
+    list(fleet.run(240.0, interactive=4.0 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 3
+    fleet.pool = _fleet_pool(make_pool, most=2)
+    list(fleet.run(300.0, interactive=4.0 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 2
 
 
 @pytest.mark.parametrize("warm_up_s", [20.0, 90.0])

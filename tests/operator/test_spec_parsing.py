@@ -131,7 +131,22 @@ def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_repli
             "objective: must be less than or equal to 99.99, not 100.",
         ),
         (_with("  mode: enforce\n"), "spec.mode: must be 'Enforce' or 'Recommend', not 'enforce'."),
-        (_with("  metrics: {source: Prometheus}\n"), "spec.metrics.source: must be 'Direct'"),
+        (
+            _with("  metrics: {source: Thanos}\n"),
+            "spec.metrics.source: must be 'Direct' or 'Prometheus'",
+        ),
+        (
+            _with("  metrics: {url: 'http://prometheus:9090'}\n"),
+            "spec.metrics: url only works with 'source: Prometheus': set that, or remove url",
+        ),
+        (
+            _with("  metrics: {source: Prometheus, url: 'prometheus:9090'}\n"),
+            "spec.metrics.url: must look like http://prometheus.monitoring:9090",
+        ),
+        (
+            _with("  metrics: {source: Prometheus, url: 'http://me:secret@prometheus'}\n"),
+            "spec.metrics.url: must look like http://prometheus.monitoring:9090",
+        ),
         (_with("  interactive: 3\n"), "spec.interactive: must be an object with fields, not 3."),
         (_with("  runtime: {sharePrefixes: 1}\n"), "spec.runtime.sharePrefixes: "),
         (

@@ -14,6 +14,7 @@ from chairlift_operator.kube.pods import (
     POD_SECURITY,
     PRE_STOP_S,
     resources_of,
+    scraped_at,
 )
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.spec import InferencePool
@@ -129,6 +130,7 @@ def _template(pool: InferencePool, settings: Settings) -> Json:
         "volumeMounts": [{"name": "tokens", "mountPath": names.TOKEN_DIR, "readOnly": True}],
     }
     return {
+        "metadata": {"annotations": scraped_at(names.GATEWAY_PORT)},
         "spec": {
             "serviceAccountName": names.gateway(pool.name),
             "securityContext": POD_SECURITY,
@@ -141,7 +143,7 @@ def _template(pool: InferencePool, settings: Settings) -> Json:
                     "secret": {"secretName": names.tokens(pool.name), "items": [token]},
                 }
             ],
-        }
+        },
     }
 
 

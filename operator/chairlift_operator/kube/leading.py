@@ -23,6 +23,7 @@ from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.operator_metrics import OperatorMetrics
 from chairlift_operator.kube.pacing import turn_of
 from chairlift_operator.kube.paths import CHILD_KINDS, POD, POOL, Kind
+from chairlift_operator.kube.polling import Polling
 from chairlift_operator.kube.pool_controller import PoolController, Tools
 from chairlift_operator.kube.settings import (
     KEEPALIVE_S,
@@ -86,13 +87,18 @@ class Operator:
                     for reflector in reflectors:
                         await self._until(reflector.is_synced)
                     self.is_synced = True
+                    clock = AnchoredClock()
+                    polling = Polling(session, clock, self.metrics.count_answer)
+                    tasks.create_task(polling.run())
                     tools = Tools(
                         api.guarded_by(lease.is_held),
                         session,
                         stores,
                         self._settings,
-                        AnchoredClock(),
+                        clock,
                         self.metrics.count_plan,
+                        polling,
+                        self.metrics.count_snapshot,
                     )
                     await self._lead(lease, tools, tasks)
             finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from chairlift_operator.kube import names
 from chairlift_operator.kube.paths import CHILD_KINDS, DEPLOYMENT
-from chairlift_operator.kube.pod_view import PodView, pod_view
+from chairlift_operator.kube.pod_view import PodView, pod_view, ready_since_s
 from chairlift_operator.kube.watching import PoolKey, Store
 from chairlift_protocol.wire import RequestClass
 
@@ -28,6 +28,7 @@ class GatewayPod:
     name: str
     ip: str | None
     is_ready: bool
+    ready_since_s: float = 0.0
 
 
 class PoolObjects:
@@ -60,7 +61,10 @@ class PoolObjects:
             if not is_gateway or metadata.get("deletionTimestamp"):
                 continue
             ready = {c["type"]: c["status"] for c in status.get("conditions", ())}.get("Ready")
-            found.append(GatewayPod(metadata["name"], status.get("podIP"), ready == "True"))
+            since_s = ready_since_s(status)
+            found.append(
+                GatewayPod(metadata["name"], status.get("podIP"), ready == "True", since_s)
+            )
         return found
 
     def child(self, kind: str, name: str) -> Json | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import aiohttp
@@ -16,10 +17,20 @@ from chairlift_operator.engine_client import (
 )
 from chairlift_operator.exposition import GatewayClassSample
 from chairlift_operator.kube import names
-from chairlift_operator.kube.objects import PoolObjects
+from chairlift_operator.kube.objects import GatewayPod, PoolObjects
 from chairlift_operator.kube.pod_view import ROLLOUT, PodView
+from chairlift_operator.kube.polling import SAMPLE, PrometheusReader
 from chairlift_operator.observing import observe_engine
-from chairlift_operator.snapshot import GatewaySnapshot, Phase, ReplicaSnapshot, Snapshot
+from chairlift_operator.pool_windows import PoolWindows
+from chairlift_operator.prometheus.batch import PoolPods
+from chairlift_operator.prometheus.heartbeats import Pod
+from chairlift_operator.snapshot import (
+    GATEWAY_SOURCE,
+    GatewaySnapshot,
+    Phase,
+    ReplicaSnapshot,
+    Snapshot,
+)
 from chairlift_protocol.wire import RequestClass
 
 # A pod that no node took for so long is withdrawn: autoscaled nodes take a minute or two.
@@ -52,12 +63,20 @@ class Observer:
         )
         return EngineClient(self._session, endpoint)
 
-    async def observe(self, admin_token: str, num_reserved: int) -> Snapshot:
+    async def observe(
+        self,
+        admin_token: str,
+        num_reserved: int,
+        prometheus: PrometheusReader | None = None,
+        thresholds_ms: Mapping[tuple[RequestClass, str], float] | None = None,
+    ) -> Snapshot:
+        """prometheus: for what happened over minutes and hours, and for pods out of reach."""
         pods = self._objects.engines()
         self._served &= {pod.uid for pod in pods}
         self._served |= {pod.uid for pod in pods if pod.is_ready}
         gateway, *replicas = await asyncio.gather(
-            self.gateways(), *(self._replica(pod, pods, admin_token) for pod in pods)
+            self.gateways(prometheus),
+            *(self._replica(pod, pods, admin_token, prometheus) for pod in pods),
         )
         assert isinstance(gateway, GatewaySnapshot)
         seen = [replica for replica in replicas if isinstance(replica, ReplicaSnapshot)]
@@ -67,10 +86,38 @@ class Observer:
             (*seen, *self._to_come(pods)),
             gateway,
             num_reserved,
+            self._windows(pods, prometheus, thresholds_ms or {}),
         )
 
+    def _windows(
+        self,
+        pods: Sequence[PodView],
+        prometheus: PrometheusReader | None,
+        thresholds_ms: Mapping[tuple[RequestClass, str], float],
+    ) -> PoolWindows | None:
+        if prometheus is None:
+            return None
+        engines = {
+            request_class: [
+                Pod((self._objects.namespace, pod.name), pod.ready_since_s)
+                for pod in pods
+                if pod.request_class is request_class and pod.is_ready and not pod.is_terminating
+            ]
+            for request_class in RequestClass
+        }
+        gateways = [
+            Pod((self._objects.namespace, gateway.name), gateway.ready_since_s)
+            for gateway in self._objects.gateways()
+            if gateway.is_ready
+        ]
+        return prometheus.windows(self._objects.key, PoolPods(engines, gateways, thresholds_ms))
+
     async def _replica(
-        self, pod: PodView, pods: Sequence[PodView], admin_token: str
+        self,
+        pod: PodView,
+        pods: Sequence[PodView],
+        admin_token: str,
+        prometheus: PrometheusReader | None,
     ) -> ReplicaSnapshot:
         phase = self._phase(pod, pods)
         is_asked = pod.ip is not None and pod.is_running and not pod.is_terminating
@@ -86,7 +133,18 @@ class Observer:
                 stuck=f"no node takes it: {pod.unschedulable}" if overdue else None,
             )
         client = self.client(pod, admin_token)
-        return await observe_engine(client, self._now_s, phase, pod.is_ready)
+        seen = await observe_engine(client, self._now_s, phase, pod.is_ready)
+        if seen.sample is not None or prometheus is None:
+            return seen
+        told = prometheus.sample((self._objects.namespace, pod.name))
+        if isinstance(told, str):
+            return replace(seen, scrape_failure=f"{seen.scrape_failure}; {told}")
+        return replace(
+            seen,
+            sample=told.engine(),
+            sampled_at_s=told.at_s,
+            source=f"Prometheus: {SAMPLE}",
+        )
 
     def _phase(self, pod: PodView, pods: Sequence[PodView]) -> Phase:
         is_alone = self._objects.replicas(pod.request_class) == 1
@@ -120,19 +178,39 @@ class Observer:
             ]
         return to_come
 
-    async def gateways(self) -> GatewaySnapshot:
+    async def gateways(self, prometheus: PrometheusReader | None = None) -> GatewaySnapshot:
         """All of them together; where one cannot be read, arrivals are not known."""
-        gateways = self._objects.gateways()
-        asked = [g.ip for g in gateways if g.ip is not None and g.is_ready]
+        asked = [g for g in self._objects.gateways() if g.ip is not None and g.is_ready]
         if not asked:
             return GatewaySnapshot(failure="no gateway is ready")
         try:
-            samples = await asyncio.gather(
-                *(read_gateway(self._session, _url(ip, names.GATEWAY_PORT)) for ip in asked)
-            )
+            read = await asyncio.gather(*(self._gateway(g, prometheus) for g in asked))
         except EngineError as error:
             return GatewaySnapshot(failure=str(error))
-        return GatewaySnapshot(summed(samples), self._now_s())
+        told = [source for _, _, source in read if source != GATEWAY_SOURCE]
+        return GatewaySnapshot(
+            summed([sample for sample, _, _ in read]),
+            min(at_s for _, at_s, _ in read),
+            source=told[0] if told else GATEWAY_SOURCE,
+        )
+
+    async def _gateway(
+        self, gateway: GatewayPod, prometheus: PrometheusReader | None
+    ) -> tuple[tuple[GatewayClassSample, ...], float, str]:
+        """Its counts, of when and from where; EngineError."""
+        assert gateway.ip is not None
+        try:
+            sample = await read_gateway(self._session, _url(gateway.ip, names.GATEWAY_PORT))
+            return sample, self._now_s(), GATEWAY_SOURCE
+        except EngineError as error:
+            if prometheus is None:
+                raise
+            told = prometheus.sample((self._objects.namespace, gateway.name))
+            if isinstance(told, str):
+                raise EngineError(f"{error}; {told}") from error
+            if (known := told.gateway()) is None:
+                raise EngineError(f"{error}; Prometheus lacks some of its series") from error
+            return known, told.at_s, f"Prometheus: {SAMPLE}"
 
 
 def summed(

@@ -9,6 +9,8 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from chairlift_operator.plan import Plan
+from chairlift_operator.prometheus.series import Answer
+from chairlift_operator.snapshot import Snapshot
 
 _BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -39,6 +41,17 @@ class OperatorMetrics:
         self.decisions = Counter(
             "chairlift_operator_decisions", "decisions by what they change", ["field"], **kept
         )
+        self.queries = Counter(
+            "chairlift_operator_prometheus_queries",
+            "queries to Prometheus by name and outcome: answered or failed",
+            ["query", "outcome"],
+            **kept,
+        )
+        self.rejected = Counter(
+            "chairlift_operator_rejected_samples",
+            "samples from Prometheus that were no numbers, as often as a tick met them",
+            **kept,
+        )
 
     def serve(self, port: int) -> None:
         start_http_server(port, registry=self.registry)
@@ -49,3 +62,10 @@ class OperatorMetrics:
     def count_plan(self, made: Plan) -> None:
         for decision in made.decisions:
             self.decisions.labels(decision.field).inc()
+
+    def count_answer(self, answer: Answer) -> None:
+        self.queries.labels(answer.query, "failed" if answer.failure else "answered").inc()
+
+    def count_snapshot(self, snapshot: Snapshot) -> None:
+        if snapshot.windows is not None:
+            self.rejected.inc(snapshot.windows.num_rejected)

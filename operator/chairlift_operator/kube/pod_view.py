@@ -42,7 +42,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """unschedulable: why no node takes it. trouble: why it does not come up, in words."""
+    """unschedulable: why no node takes it. trouble: why it does not come up, in words.
+    ready_since_s: 0 where it is not ready.
+    """
 
     name: str
     uid: str
@@ -59,6 +61,7 @@ class PodView:
     unschedulable: str | None = None
     unschedulable_since_s: float = math.inf
     trouble: str | None = None
+    ready_since_s: float = 0.0
 
     @property
     def counts(self) -> bool:
@@ -108,7 +111,14 @@ def pod_view(pod: Json) -> PodView | None:
             unix_s(placed.get("lastTransitionTime")) if is_unschedulable else math.inf
         ),
         trouble=_trouble(status),
+        ready_since_s=ready_since_s(status),
     )
+
+
+def ready_since_s(status: Json) -> float:
+    """0 for a pod that is not ready."""
+    ready: Json = next((c for c in status.get("conditions", ()) if c["type"] == "Ready"), {})
+    return unix_s(ready.get("lastTransitionTime")) if ready.get("status") == "True" else 0.0
 
 
 def unix_s(timestamp: str | None) -> float:

@@ -57,11 +57,6 @@ def engine_template(pool: InferencePool, request_class: RequestClass, images: Im
         names.SERVING_LABEL: "true",
         names.REVISION_LABEL: revision_of(pool, request_class),
     }
-    scraping = {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(names.PUBLIC_PORT),
-        "prometheus.io/path": METRICS_PATH,
-    }
     files = _model_files(pool)
     volumes = [
         {"name": "policy", "configMap": {"name": names.policies(pool.name)}},
@@ -71,7 +66,7 @@ def engine_template(pool: InferencePool, request_class: RequestClass, images: Im
     ]
     drain_s = pool.spec.autoscaling.drain_timeout_s
     template: Json = {
-        "metadata": {"annotations": scraping},
+        "metadata": {"annotations": scraped_at(names.PUBLIC_PORT)},
         "spec": {
             "automountServiceAccountToken": False,
             "securityContext": POD_SECURITY,
@@ -173,6 +168,15 @@ def _scratch() -> Json:
 
 def _probe(path: str) -> Json:
     return {"httpGet": {"path": path, "port": names.PUBLIC_PORT}, "timeoutSeconds": 2}
+
+
+def scraped_at(port: int) -> Json:
+    """Annotations by which Prometheus finds a pod, as most of its configurations read them."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port),
+        "prometheus.io/path": METRICS_PATH,
+    }
 
 
 def resources_of(resources: Resources) -> Json:

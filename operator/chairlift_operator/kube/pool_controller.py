@@ -25,6 +25,7 @@ from chairlift_operator.kube.objects import PoolObjects, Stores
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.kube.pacing import is_due
+from chairlift_operator.kube.polling import Polling, PrometheusReader
 from chairlift_operator.kube.reporting import Reporter
 from chairlift_operator.kube.resting import is_at_rest, stirs
 from chairlift_operator.kube.rolling import Roller, RolloutState
@@ -47,7 +48,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all pools share. api: writes only while this operator leads."""
+    """What all pools share. api: writes only while this operator leads. polling: None where no
+    Prometheus may be asked.
+    """
 
     api: Api
     session: aiohttp.ClientSession
@@ -55,6 +58,8 @@ class Tools:
     settings: Settings
     now_s: Callable[[], float]
     on_plan: Callable[[Plan], None] = lambda made: None
+    polling: Polling | None = None
+    on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
 
 
 class PoolController:
@@ -134,12 +139,27 @@ class PoolController:
         assert self._loop is not None
         if is_due(self._key, last.taken_at_s, self._tools.now_s(), REST_S):
             return False
-        seen = await self._observer.gateways()
+        seen = await self._observer.gateways(self._prometheus(self._loop.pool))
         self._loop.memory = self._loop.memory.with_arrivals(seen)
         return not stirs(last.gateway, seen)
 
     async def observe(self) -> Snapshot:
-        return await self._observer.observe(self._tokens.admin, self._roller.state.num_reserved)
+        assert self._loop is not None
+        pool = self._loop.pool
+        snapshot = await self._observer.observe(
+            self._tokens.admin,
+            self._roller.state.num_reserved,
+            self._prometheus(pool),
+            counted_thresholds_ms(pool),
+        )
+        self._tools.on_snapshot(snapshot)
+        return snapshot
+
+    def _prometheus(self, pool: InferencePool) -> PrometheusReader | None:
+        url = prometheus_url(pool, self._tools.settings)
+        if self._tools.polling is None or url is None:
+            return None
+        return self._tools.polling.of(url)
 
     async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
         return await self._actor.apply(actions, self._tokens.admin)
@@ -265,6 +285,24 @@ class PoolController:
     def _note(self, reason: str, note: str) -> None:
         logger.info("%s: %s", "/".join(self._key), note)
         self._notes.append((reason, note))
+
+
+def prometheus_url(pool: InferencePool, settings: Settings) -> str | None:
+    """None for a pool that does without."""
+    metrics = pool.spec.metrics
+    if metrics.source == "Direct":
+        return None
+    return metrics.url.rstrip("/") if metrics.url else settings.prometheus_url
+
+
+def counted_thresholds_ms(pool: InferencePool) -> dict[tuple[RequestClass, str], float]:
+    """What is worth a look back: both objectives of interactive work, the longest wait of batch."""
+    own, batch = (pool.spec.aims(c).slo for c in (RequestClass.INTERACTIVE, RequestClass.BATCH))
+    return {
+        (RequestClass.INTERACTIVE, "itl"): own.inter_token_latency.threshold_ms,
+        (RequestClass.INTERACTIVE, "ttft"): own.time_to_first_token.threshold_ms,
+        (RequestClass.BATCH, "ttft"): batch.time_to_first_token.threshold_ms,
+    }
 
 
 def _without_decisions(made: Plan) -> Plan:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
+from chairlift_operator.spec import PROMETHEUS_URL
+
 TICK_S: Final = 5.0  # the loop's grid; what must be seconds fresh is read each time
 NUM_TURNS: Final = 5  # pools take turns within a tick, so that a thousand do not come at once
 # A pool that was idle for so long is at rest: its gateways are asked each tick, engines so often.
@@ -48,6 +50,7 @@ class Settings:
     """namespaces: those whose pools are looked after; empty for all.
 
     instance: tells two installs in one namespace apart.
+    prometheus_url: for pools that name no source of metrics.
     """
 
     identity: str
@@ -56,6 +59,7 @@ class Settings:
     namespaces: tuple[str, ...]
     images: Images
     metrics_port: int = METRICS_PORT
+    prometheus_url: str | None = None
 
     @property
     def operator(self) -> str:
@@ -84,7 +88,15 @@ class Settings:
                 gateway=environment.get("CHAIRLIFT_GATEWAY_IMAGE", f"chairlift-gateway:{version}"),
             ),
             metrics_port=int(environment.get("CHAIRLIFT_METRICS_PORT", METRICS_PORT)),
+            prometheus_url=_url(environment, "CHAIRLIFT_PROMETHEUS_URL"),
         )
+
+
+def _url(environment: Mapping[str, str], name: str) -> str | None:
+    value = environment.get(name, "").rstrip("/")
+    if value and not PROMETHEUS_URL.fullmatch(value):
+        raise SettingsError(f"{name}: must look like http://prometheus.monitoring:9090")
+    return value or None
 
 
 def _needed(environment: Mapping[str, str], name: str) -> str:
