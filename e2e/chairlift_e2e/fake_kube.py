@@ -25,7 +25,7 @@ SUBRESOURCES: Final = ("scale", "status")
 class FakeKube:
     """Has the methods of `kube.api.Api`. writes: (verb, path, manager) of each, in order.
 
-    holds: names of pods that never become ready. refuses: what is said to an apply, by path.
+    holds: names of pods that never become ready. refuses: what is said to a write, by path.
     """
 
     def __init__(self) -> None:
@@ -50,6 +50,7 @@ class FakeKube:
 
     async def create(self, path: str, manifest: Json, manager: str) -> Json:
         path = f"{path}/{manifest['metadata']['name']}"
+        self._check("POST", path)
         if path in self.objects:
             raise ApiError(409, f"POST {path}: exists")
         return self._written("POST", path, manifest, manager)
@@ -58,14 +59,14 @@ class FakeKube:
         base, _, sub = path.rpartition("/")
         if sub in SUBRESOURCES:
             path = base
-        if path in self.refuses:
-            raise ApiError(422, f"PATCH {path}: {self.refuses[path]}")
+        self._check("PATCH", path)
         before = self.objects.get(path, {"kind": manifest["kind"]})
         if sub == "status":  # one manager has all of it: what it does not say is gone
             before = {**before, "status": {}}
         return self._written("APPLY", path, merged(before, manifest), manager)
 
     async def patch(self, path: str, body: Json, manager: str) -> Json:
+        self._check("PATCH", path)
         base, _, sub = path.rpartition("/")
         path = base if sub in SUBRESOURCES else path
         if path not in self.objects:
@@ -112,6 +113,10 @@ class FakeKube:
     async def close(self) -> None:
         for pod in self.pods.values():
             await pod.stop()
+
+    def _check(self, verb: str, path: str) -> None:
+        if path in self.refuses:
+            raise ApiError(422, f"{verb} {path}: {self.refuses[path]}")
 
     def _written(self, verb: str, path: str, body: Json, manager: str) -> Json:
         self._version += 1
@@ -165,6 +170,7 @@ class FakeKube:
             self._end(victim)
         if spec.get("paused") or len(own) > spec["replicas"]:
             return
+        metadata.setdefault("annotations", {})["deployment.kubernetes.io/revision"] = "1"
         surge, gone = _rolling(spec)
         labels = spec["template"]["metadata"]["labels"]
         fresh = [p for p in own if p["metadata"]["labels"] | _MARKED == labels | _MARKED]
@@ -193,9 +199,13 @@ class FakeKube:
         self._num_made += 1
         name, namespace = f"{owner['name']}-{self._num_made}", owner["namespace"]
         metadata = {**copy.deepcopy(template["metadata"]), "name": name, "namespace": namespace}
+        minute, second = divmod(self._num_made, 60)
         pod = {
             "kind": "Pod",
-            "metadata": {**metadata, "creationTimestamp": f"2026-01-01T00:00:{self._num_made:02}Z"},
+            "metadata": {
+                **metadata,
+                "creationTimestamp": f"2026-01-01T00:{minute:02}:{second:02}Z",
+            },
             "spec": copy.deepcopy(template["spec"]),
             "status": {"phase": "Pending"},
         }

@@ -74,13 +74,15 @@ class ReplicaMemory:
 class ScalingMemory:
     """starting: since when replicas were seen to start. warm_up_s: how long that takes.
 
-    recommended: the counts last advised, in Recommend mode.
+    told: the counts last decided, and whether they were to be enforced: said once, not each tick.
     """
 
     arrivals: Arrivals = Arrivals()
     states: Mapping[RequestClass, ScaleState] = field(default_factory=lambda: MappingProxyType({}))
     starting: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    recommended: Mapping[RequestClass, int] = field(default_factory=lambda: MappingProxyType({}))
+    told: Mapping[RequestClass, tuple[int, bool]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     warm_up_s: float = FIRST_WARM_UP_S
 
     def of(self, request_class: RequestClass) -> ScaleState:

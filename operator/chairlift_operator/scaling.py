@@ -79,20 +79,21 @@ def plan_replicas(
     enforces = pool.spec.mode == "Enforce"
     actions: list[SetReplicas] = []
     decisions: list[Decision] = []
-    said = dict(memory.scaling.recommended)
+    told = dict(memory.scaling.told)
     for c in (BATCH, INTERACTIVE):
         action = _action(view, c, counts[c], scales[c], scales[INTERACTIVE])
         if action is None:
-            said.pop(c, None)
-        elif enforces or said.get(c) != action.count:
-            said[c] = action.count
+            told.pop(c, None)
+            continue
+        if told.get(c) != (action.count, enforces):  # else it is tried again
+            told[c] = (action.count, enforces)
             change = (view.supply(c).count, action.count, action.reason)
             decisions.append(Decision(now_s, c.value, "replicas", *change, enforces))
-            actions += [action] if enforces else []
+        actions += [action] if enforces else []
     scaling = replace(
         memory.scaling,
         states=MappingProxyType({c: outcome.state for c, outcome in scales.items()}),
-        recommended=MappingProxyType(said),
+        told=MappingProxyType(told),
     )
     crowded = _crowded(view, scales[INTERACTIVE])
     return ScalingPlan(tuple(actions), tuple(decisions), scaling, crowded)

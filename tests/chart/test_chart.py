@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+
+from chairlift_operator.kube.settings import Settings
 
 if TYPE_CHECKING:
     from conftest import Helm
@@ -148,9 +151,15 @@ def test_crds_are_those_of_the_tree_and_outlive_the_release(helm: Helm) -> None:
         ("replicas=0", "replicas"),
         ("images.pullPolicy=Sometimes", "pullPolicy"),
         ("images.registry=registry.example/", "registry"),
+        ("images.registry=registry example", "registry"),
+        ("resources.limits.memory.max=1Gi", "memory"),
         ("watchNamespaces={Chat}", "watchNamespaces"),
         ("crds.instal=true", "instal"),
+        ("images.registry=null", "registry"),
+        ("replicas=null", "replicas"),
+        ("crds=null", "crds"),
         ("prometheus.url=prometheus:9090", "prometheus"),
+        ("prometheus=null", "prometheus"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(
@@ -159,6 +168,39 @@ def test_a_value_that_means_nothing_is_refused_by_name(
     refused = helm.run("template", "chairlift", str(CHART), "--set", setting)
     assert refused.returncode != 0
     assert named in refused.stderr
+
+
+def _texts(found: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What Kubernetes takes as text only, by the name of its field."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from _texts(value, "label" if "abels" in name else key)
+    elif isinstance(found, list):
+        for item in found:
+            yield from _texts(item, name)
+    elif name in ("name", "namespace", "value", "label", "image", "args", "resourceNames"):
+        yield name, found
+
+
+@pytest.mark.parametrize("watched", [(), ("--set-string=watchNamespaces={456,0x10}",)])
+@pytest.mark.parametrize("name", ["123", "1e3", "true", "null", "a.b", "no", "x" * 53])
+def test_names_that_yaml_would_read_as_something_else_are_text(
+    helm: Helm, name: str, watched: tuple[str, ...]
+) -> None:
+    odd = ("--set-string=priorityClassName=007", "--set=crds.install=false", *watched)
+    where = ("--namespace=456", "--kube-version=1.34.0")
+    rendered = helm.run("template", name, str(CHART), *where, *odd)
+    assert rendered.returncode == 0, rendered.stderr
+    texts = list(_texts([found for found in yaml.safe_load_all(rendered.stdout) if found]))
+    assert ("namespace", "456") in texts and ("label", name) in texts
+    assert [(field, value) for field, value in texts if not isinstance(value, str)] == []
+
+
+def test_a_release_may_lead_by_the_lease_that_its_operator_asks_for(helm: Helm) -> None:
+    (role,) = of_kind(helm.objects(), "Role")
+    environment = {"POD_NAME": "p", "POD_NAMESPACE": "system", "CHAIRLIFT_INSTANCE": "chairlift"}
+    lease = Settings.from_environment(environment).lease_name
+    assert [r["resourceNames"] for r in role["rules"] if "resourceNames" in r] == [[lease]]
 
 
 def test_every_value_is_explained_and_has_a_schema() -> None:

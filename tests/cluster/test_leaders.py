@@ -102,7 +102,7 @@ def test_a_second_install_writes_nothing_to_a_pool_that_is_not_its_own(
         pool.patch(interactive={"batchSize": {"max": 64}})
         renewed = _lease(kube, other)["renewTime"]
         eventually("it has ticked", lambda: _lease(kube, other)["renewTime"] > renewed, 30.0)
-        said = f"belongs to {SYSTEM}/chairlift, this operator is {other}/chairlift"
+        said = f"looked after by the operator {SYSTEM}/chairlift, this one is {other}/chairlift"
         eventually("it is said", lambda: said in (logs / "intruder.log").read_text(), 30.0)
     assert _versions(pool) == versions
 

@@ -583,6 +583,16 @@ def test_a_recommendation_is_said_once_and_not_done(make_pool: Make, mode: str) 
     assert 1 <= len(_says(plans)) <= 3
 
 
+def test_what_cannot_be_done_is_tried_each_tick_and_said_once(make_pool: Make) -> None:
+    pool, memory, plans = _fleet_pool(make_pool), Memory.start(), []
+    for tick in range(10):
+        now_s = 1000.0 + 5.0 * tick
+        plans.append(plan(pool, Snapshot("p", now_s, ()), memory, now_s))
+        memory = plans[-1].memory
+    assert all(any(isinstance(a, SetReplicas) for a in made.actions) for made in plans)
+    assert len(_says(plans)) == 1
+
+
 def test_an_external_autoscaler_is_left_alone_and_its_excess_is_said(make_pool: Make) -> None:
     pool = _fleet_pool(make_pool)
     pool = replace(pool, spec=replace(pool.spec, autoscaling=Autoscaling("External")))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -153,20 +153,21 @@ Body = Callable[[Turned], Any]
 
 
 @pytest.fixture
-def run(settings: Settings) -> Callable[[Body], None]:
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Turned]:
-        kube, clock = FakeKube(), Clock()
-        api: Any = kube
-        try:
-            async with aiohttp.ClientSession() as session:
-                yield Turned(kube, Tools(api, session, kube.stores, settings, clock), clock)
-        finally:
-            await kube.close()
+def run(settings: Settings) -> Callable[..., None]:
+    """Runs a body with a pool, in a cluster of its own or the one that is given."""
 
-    def runs(body: Body) -> None:
+    @asynccontextmanager
+    async def opened(kube: FakeKube) -> AsyncIterator[Turned]:
+        clock, api = Clock(), cast(Any, kube)
+        async with aiohttp.ClientSession() as session:
+            try:
+                yield Turned(kube, Tools(api, session, kube.stores, settings, clock), clock)
+            finally:
+                await kube.close()
+
+    def runs(body: Body, kube: FakeKube | None = None) -> None:
         async def main() -> None:
-            async with opened() as pool:
+            async with opened(kube or FakeKube()) as pool:
                 await body(pool)
 
         asyncio.run(main())

@@ -17,7 +17,7 @@ from aiohttp import web
 from chairlift_operator.kube.access import Access
 from chairlift_operator.kube.api import Api, ApiError, NotLeader
 from chairlift_operator.kube.paths import POD
-from chairlift_operator.kube.watching import Reflector, Store
+from chairlift_operator.kube.watching import PoolKey, Reflector, Store
 
 Json = dict[str, Any]
 
@@ -168,3 +168,24 @@ def test_a_reflector_follows_and_lists_anew_when_it_is_too_late() -> None:
             await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def test_an_object_that_is_given_another_pools_label_leaves_the_first() -> None:
+    told: list[PoolKey] = []
+    store = Store(told.append)
+    store.put(_pod("a", 1))
+    moved = _pod("a", 2)
+    moved["metadata"]["labels"] = {"chairlift.dev/pool": "debug"}
+    store.put(moved)
+    assert list(store.of(("team", "debug"))) == ["a"] and not store.of(("team", "chat"))
+    assert told[1:] == [("team", "chat"), ("team", "debug")]
+    store.drop(_pod("a", 3))
+    assert not store.of(("team", "debug"))
+
+
+@pytest.mark.parametrize(("status", "is_refusal"), [(400, True), (403, True), (422, True),
+    (500, True), (409, False), (429, False), (503, False), (0, False)])  # fmt: skip
+def test_an_apply_of_fields_that_a_kind_does_not_have_is_a_refusal_too(
+    status: int, is_refusal: bool
+) -> None:
+    assert ApiError(status, "").is_refusal is is_refusal

@@ -15,6 +15,7 @@ from chairlift_e2e.fake_kube import FakeKube
 from chairlift_operator.kube.children import Owner
 from chairlift_operator.kube.keeping import KEEP_EVERY_S, Keeper
 from chairlift_operator.kube.objects import PoolObjects
+from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.memory import Knobs, Memory, ReplicaMemory
 from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.spec import InferencePool
@@ -94,3 +95,36 @@ def test_noise_and_haste_write_nothing(
     assert cluster.keep(keeper, pool, slower(4.0)) == 0  # soon after
     cluster.now_s += KEEP_EVERY_S
     assert cluster.keep(keeper, pool, slower(4.0)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "3",
+        '{"fixed_s": 1}',
+        '{"fixed_s": "x", "decode_s": 1, "prefill_s": 1, "kv_s": 1}',
+        '{"fixed_s": null, "decode_s": 1, "prefill_s": 1, "kv_s": 1}',
+        '{"fixed_s": NaN, "decode_s": 1, "prefill_s": 1, "kv_s": 1}',
+    ],
+)
+def test_what_people_write_there_that_is_no_model_is_no_model(
+    cluster: Cluster, pool: InferencePool, memory: Memory, text: str
+) -> None:
+    assert cluster.keep(cluster.leader(), pool, memory) == 1
+    data = cluster.kube.objects[POLICIES]["data"]
+    change = {"data": {key: text for key in data}}
+    asyncio.run(cluster.kube.patch(POLICIES, change, "person"))
+    assert cluster.leader().prior() is None
+    assert cluster.keep(cluster.leader(), pool, memory) == 1
+    assert cluster.leader().prior() is not None and cluster.policy()["batch_size"] == 48
+
+
+def test_a_strangers_config_map_is_not_taken_over(
+    cluster: Cluster, pool: InferencePool, memory: Memory
+) -> None:
+    theirs = {"kind": "ConfigMap", "metadata": {"name": "chat-policy", "namespace": "team"}}
+    cluster.kube.objects[POLICIES] = theirs
+    with pytest.raises(Foreign, match="is not this pool's"):
+        cluster.keep(cluster.leader(), pool, memory)
+    assert cluster.kube.objects[POLICIES] == theirs

@@ -172,3 +172,46 @@ def test_of_two_that_come_at_once_one_leads(leases: FakeLeases, clock: Clock) ->
 
     asyncio.run(both())
     assert [one.is_held(), two.is_held()].count(True) == 1
+
+
+def test_a_deleted_lease_is_not_taken_while_its_holder_may_trust_it(
+    leases: FakeLeases, clock: Clock
+) -> None:
+    first, second = (_lease(leases, clock, name) for name in ("first", "second"))
+    _step(first, second)
+    term, leases.lease = first.term, None
+    while first.is_held():
+        _step(second)
+        assert not second.is_held()
+        clock.now_s += 1.0
+    clock.now_s += LEASE_S - DEADLINE_S + 1.0
+    _step(second)
+    assert second.is_held() and second.term > term
+
+
+def test_whoever_leads_makes_a_deleted_lease_again_at_once(
+    leases: FakeLeases, clock: Clock
+) -> None:
+    lease = _lease(leases, clock, "first")
+    _step(lease)
+    term, leases.lease = lease.term, None
+    _step(lease)
+    assert lease.is_held() and lease.term > term
+
+
+@pytest.mark.parametrize("written", [0, None, 7, 2**31 - 1])
+def test_a_term_that_somebody_writes_is_not_gone_by(
+    leases: FakeLeases, clock: Clock, written: int | None
+) -> None:
+    first = _lease(leases, clock, "first")
+    _step(first)
+    assert leases.lease is not None
+    leases.lease["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    term = first.term
+    leases.lease["spec"]["leaseTransitions"] = written
+    _step(first)
+    assert first.term == leases.lease["spec"]["leaseTransitions"] == term
+    leases.lease["spec"].update(leaseTransitions=min(written or 0, term), holderIdentity="")
+    second = _lease(leases, clock, "second")
+    _step(second)
+    assert second.is_held() and second.term >= term

@@ -12,6 +12,7 @@ from chairlift_protocol.wire import RequestClass
 Json = dict[str, Any]
 DEPLOYMENT = "/apis/apps/v1/namespaces/team/deployments/chat-interactive"
 GATEWAY = "/apis/apps/v1/namespaces/team/deployments/chat-gateway"
+TOKENS = "/api/v1/namespaces/team/secrets/chat-tokens"
 POOL = "/apis/chairlift.dev/v1alpha1/namespaces/team/inferencepools/chat"
 Turned = Any  # conftest's
 
@@ -384,6 +385,9 @@ def test_a_pool_whose_engines_are_refused_says_so_until_they_are_not(run: Any) -
         pool.set_spec()
         await pool.turn(2)
         assert "exceeded quota" in pool.condition("Reconciled")["message"]
+        before = len(pool.kube.writes)
+        await pool.turn(11)
+        assert len(pool.kube.writes[before:]) <= 1  # tried again, and not told again
         pool.kube.refuses.clear()
         await pool.until(lambda: pool.status["interactive"]["ready"] == 1)
 
@@ -418,7 +422,7 @@ def test_a_pool_of_another_operator_is_left_alone_entirely_and_the_log_says_whos
         pool.set_spec(gateway={"replicas": 5})
         await pool.turn(5)
         assert pool.kube.writes[before:] == []
-        assert caplog.text.count("belongs to other/chairlift") == 1
+        assert caplog.text.count("looked after by the operator other/chairlift") == 1
 
     run(body)
 
@@ -576,5 +580,112 @@ def test_children_are_compared_again_only_when_something_changed(run: Any) -> No
         pool.controller._tender.tend = lambda *a, **k: tended.append(a)
         await pool.controller.reconcile(pool.body)
         assert tended == []
+
+    run(body)
+
+
+def test_a_deployment_whose_label_somebody_takes_keeps_its_count(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(interactive={"replicas": {"min": 1, "max": 3}})
+        await pool.turn(4)
+        await pool.kube.patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}}, "person")
+        await pool.until(lambda: pool.status["interactive"]["ready"] == 3)
+        before = set(pool.kube.engines("chat-interactive"))
+        live = pool.kube.objects[DEPLOYMENT]
+        pool.kube.stores.children["Deployment"].drop(live)  # what the watch then says
+        del live["metadata"]["labels"]["chairlift.dev/pool"]
+        await pool.turn(4)
+        assert pool.kube.objects[DEPLOYMENT]["metadata"]["labels"]["chairlift.dev/pool"] == "chat"
+        assert pool.count == 3 and set(pool.kube.engines("chat-interactive")) == before
+
+    run(body)
+
+
+def test_a_class_that_is_added_gets_no_more_replicas_than_there_is_room_for(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        interactive, capacity = {"replicas": {"min": 1, "max": 2}}, {"replicas": 2}
+        pool.set_spec(interactive=interactive, capacity=capacity)
+        await pool.turn(4)
+        await pool.kube.patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 2}}, "person")
+        await pool.until(lambda: pool.status["interactive"]["ready"] == 2)
+        for engine in pool.kube.engines().values():
+            engine.num_in_flight = 1
+        batch = {"replicas": {"min": 1, "max": 1}}
+        pool.set_spec(interactive=interactive, capacity=capacity, batch=batch)
+        for _ in range(8):
+            await pool.turn()
+            assert len(pool.kube.engines()) <= 2
+        for engine in pool.kube.engines().values():
+            engine.num_in_flight = 0
+        await pool.until(lambda: pool.status.get("batch", {}).get("ready") == 1)
+        assert pool.count == 1
+
+    run(body)
+
+
+def test_a_count_that_could_not_be_written_at_first_is_written_before_any_pod(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        path = DEPLOYMENT.replace("interactive", "batch")
+        pool.kube.refuses[f"{path}/scale"] = "not now"
+        pool.set_spec(batch={"replicas": {"min": 0, "max": 1}})
+        await pool.turn(3)
+        assert not pool.kube.engines("chat-batch")
+        pool.kube.refuses.clear()
+        await pool.turn(3)
+        assert not pool.kube.engines("chat-batch")
+        assert pool.kube.objects[path]["spec"]["replicas"] == 0
+
+    run(body)
+
+
+def test_tokens_that_somebody_deletes_are_made_again_as_engines_know_them(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec()
+        await pool.turn(4)
+        before = pool.kube.objects.pop(TOKENS)["data"]
+        (name,) = pool.kube.engines("chat-interactive")
+        pod = pool.kube.objects[f"/api/v1/namespaces/team/pods/{name}"]
+        waits = {"metadata": {**pod["metadata"], "resourceVersion": "999"}, "status": {}}
+        pool.kube.stores.pods.put({**pod, **waits})  # as its successor would
+        await pool.until(lambda: TOKENS in pool.kube.objects, num_turns=8)
+        assert pool.kube.objects[TOKENS]["data"] == before
+
+    run(body)
+
+
+@pytest.mark.parametrize("refused", [TOKENS, "/api/v1/namespaces/team/configmaps/chat-policy"])
+def test_whatever_the_server_refuses_is_said(run: Any, refused: str) -> None:
+    async def body(pool: Turned) -> None:
+        pool.kube.refuses[refused] = "exceeded quota"
+        pool.set_spec()
+        await pool.turn(2)
+        assert pool.condition("Reconciled")["status"] == "False"
+        assert "exceeded quota" in pool.condition("Reconciled")["message"]
+        pool.kube.refuses.clear()
+        await pool.until(lambda: pool.condition("Reconciled")["status"] == "True")
+
+    run(body)
+
+
+def test_shrinking_amid_a_rollout_takes_nobody_who_was_not_drained(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        def spec(count: int, batch_size: int) -> Json:
+            replicas = {"min": count, "max": count}
+            interactive = {"replicas": replicas, "batchSize": {"max": batch_size}}
+            return {"interactive": interactive, "capacity": {"replicas": 5}}
+
+        pool.set_spec(**spec(5, 64))
+        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 5)
+        pool.set_spec(**spec(5, 32))
+        await pool.until(lambda: any(e.is_draining for e in pool.kube.engines("chat-int").values()))
+        going = {n for n, e in pool.kube.engines("chat-int").items() if e.is_draining}
+        pool.set_spec(**spec(2, 32))
+        for _ in range(16):
+            for engine in pool.kube.engines("chat-int").values():
+                engine.num_in_flight = int(not engine.is_draining)
+            before = {n: e.is_draining for n, e in pool.kube.engines("chat-int").items()}
+            await pool.turn()
+            gone = before.keys() - pool.kube.engines("chat-int").keys()
+            assert all(before[name] or name in going for name in gone), (gone, before)
 
     run(body)

@@ -200,3 +200,21 @@ def test_a_whole_rollout_stays_inside_capacity_and_keeps_serving(
             for p in pods
         ]
     assert [p.revision for p in pods] == ["new"] * replicas
+
+
+@pytest.mark.parametrize(("room", "is_ours", "paused"), [(0, True, False), (-1, True, True),
+    (-1, False, False)])  # fmt: skip
+def test_a_successor_is_made_when_there_is_a_place_for_it(
+    step: Any, room: int, is_ours: bool, paused: bool
+) -> None:
+    made = step("old1 rollout ending", "old2", replicas=2, room=room, is_ours=is_ours)
+    assert made.paused is paused and made.victim is None
+
+
+@pytest.mark.parametrize(("room", "is_ours", "paused"), [(1, True, False), (0, True, True),
+    (0, False, False)])  # fmt: skip
+def test_one_that_is_of_no_use_is_replaced_when_there_is_a_place_while_it_ends(
+    step: Any, room: int, is_ours: bool, paused: bool
+) -> None:
+    made = step("old1 failing", "old2", room=room, is_ours=is_ours)
+    assert made.paused is paused and made.victim is None

@@ -18,6 +18,11 @@ app.kubernetes.io/name: chairlift-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
+{{/* Each release leads for itself, also beside another one in the same namespace. */}}
+{{- define "chairlift.lease" -}}
+{{- printf "%s-operator" .Release.Name -}}
+{{- end -}}
+
 {{- define "chairlift.labels" -}}
 {{ include "chairlift.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

@@ -28,6 +28,8 @@ from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.paths import DEPLOYMENT, POD
 from chairlift_operator.kube.pod_view import ROLLOUT, SCALE, Mark, PodView
+from chairlift_operator.kube.tending import Tender
+from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
 
 logger = logging.getLogger(__name__)
@@ -42,12 +44,14 @@ class Actor:
         self,
         objects: PoolObjects,
         observer: Observer,
+        tender: Tender,
         api: Api,
         now_s: Callable[[], float],
         say: Callable[[str, str], None],
     ) -> None:
         self._objects = objects
         self._observer = observer
+        self._tender = tender
         self._api = api
         self._now_s = now_s
         self._say = say
@@ -94,6 +98,18 @@ class Actor:
         scale = await self._api.patch(path, {"spec": {"replicas": count}}, names.SCALER)
         self._objects.note_replicas(request_class, scale)
 
+    async def set_first_count(self, pool: InferencePool, request_class: RequestClass) -> None:
+        """Of a Deployment that never was open: its least, as far as there is room. What ends may
+        still hold places, and so may the other class."""
+        if not self._objects.was_never_open(request_class):
+            return
+        own = sum(pod.counts for pod in self._objects.engines_of(request_class))
+        others = self._objects.num_held() - own - self._objects.num_missing(request_class)
+        least = pool.spec.replicas(request_class).min
+        count = max(own, min(least, pool.spec.num_replicas - others))
+        if count != self._objects.replicas(request_class):
+            await self.set_count(request_class, count)
+
     async def _set_replicas(self, action: SetReplicas) -> ActionResult:
         try:
             said = await (self._shrink(action) if action.shrinks else self._grow(action))
@@ -124,6 +140,9 @@ class Actor:
             else:
                 num_unmade += 1
         if num_unmade:
+            if self._objects.is_rolling(action.request_class):
+                # Open, it would rather take another old one than not make the successor.
+                await self._tender.close(action.request_class)
             count = self._objects.replicas(action.request_class) - num_unmade
             await self.set_count(action.request_class, max(0, count))
         return f"draining {', '.join(action.victims)}"

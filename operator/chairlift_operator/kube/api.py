@@ -22,9 +22,16 @@ Json = dict[str, Any]
 APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 MERGE: Final = "application/merge-patch+json"
 _MAX_EVENT_BYTES: Final = 16 << 20
+_LONGEST_MESSAGE: Final = 1000  # a server quotes what it refuses, and that may be a megabyte
 _READS: Final = frozenset({"GET", "WATCH"})
 _REFUSALS: Final = frozenset(
-    {HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        # What an apply of fields that the kind does not have is answered with.
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    }
 )
 
 
@@ -45,7 +52,7 @@ class ApiError(RuntimeError):
 
     @property
     def is_refusal(self) -> bool:
-        """What was asked for is not allowed or not valid: asking again is of no use."""
+        """What was asked for is not allowed or not valid, and another write may well be."""
         return self.status in _REFUSALS
 
     @property
@@ -216,6 +223,8 @@ def _translated() -> Iterator[None]:
     except aiohttp.ClientError as error:
         why = str(error) or type(error).__name__
         raise ApiError(0, f"the API server cannot be reached: {why}") from error
+    except json.JSONDecodeError as error:
+        raise ApiError(0, f"the API server's answer is not understood: {error}") from error
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
@@ -238,4 +247,6 @@ async def _error(response: aiohttp.ClientResponse) -> ApiError:
         message = json.loads(text)["message"]
     except (ValueError, KeyError, TypeError):
         message = text.strip()[:200] or response.reason or "no reason given"
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:_LONGEST_MESSAGE]} ..."
     return ApiError(response.status, f"{response.method} {response.url.path}: {message}")

@@ -1,24 +1,22 @@
-"""What a pool must not lose: its tokens, its last good policies, its step-time model.
+"""What a pool must not lose: its last good policies and its step-time model.
 
-The tokens are made once. New pods start from the policies; another leader starts from the model.
+New pods start from the policies; another leader starts from the model.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from chairlift_operator.kube import names
-from chairlift_operator.kube.api import Api, ApiError
+from chairlift_operator.kube.api import Api
 from chairlift_operator.kube.children import Owner, owned
 from chairlift_operator.kube.objects import PoolObjects
-from chairlift_operator.kube.paths import CONFIG_MAP, SECRET, path_of
-from chairlift_operator.kube.tending import Foreign
+from chairlift_operator.kube.owning import check_name, check_ours
+from chairlift_operator.kube.paths import CONFIG_MAP, path_of
 from chairlift_operator.memory import Memory
 from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.spec import InferencePool
@@ -29,53 +27,6 @@ from chairlift_protocol.wire import RequestClass
 Json = dict[str, Any]
 KEEP_EVERY_S: Final = 60.0
 _MODEL_CHANGE: Final = 0.2  # smaller ones are noise, and not worth a write
-
-
-async def ensure_tokens(api: Api, pool: InferencePool, owner: Owner) -> str:
-    """The admin token. Made by the first who comes; another's Secret is left alone: Foreign."""
-    name = names.tokens(pool.name)
-    path = SECRET.path(pool.namespace, name)
-    found = await api.find(path)
-    if found is None:
-        try:
-            folder = SECRET.path(pool.namespace)
-            found = await api.create(folder, _secret(pool, owner), names.FIELD_MANAGER)
-        except ApiError as error:
-            if not error.is_conflict:
-                raise
-            found = await api.get(path)
-    theirs = found["metadata"].get("annotations", {}).get(names.OPERATOR_ANNOTATION)
-    if theirs != owner.operator:
-        advice = "remove it, or rename the pool"
-        if theirs is not None:
-            advice = "give each operator namespaces of its own (watchNamespaces)"
-        raise Foreign(
-            f"Secret {pool.namespace}/{name} belongs to {theirs or 'somebody else'}, this operator "
-            f"is {owner.operator}; {advice}",
-            is_operator=theirs is not None,
-        )
-    admin = found.get("data", {}).get(names.ADMIN_TOKEN_KEY)
-    if not admin:
-        raise Foreign(
-            f"Secret {pool.namespace}/{name} holds no {names.ADMIN_TOKEN_KEY}: delete it, and a "
-            "new one is made"
-        )
-    return base64.b64decode(admin).decode()
-
-
-def _secret(pool: InferencePool, owner: Owner) -> Json:
-    keys = (names.ADMIN_TOKEN_KEY, names.INTERNAL_TOKEN_KEY)
-    return owned(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": names.tokens(pool.name)},
-            "type": "Opaque",
-            "stringData": {key: secrets.token_urlsafe(32) for key in keys},
-        },
-        pool,
-        owner,
-    )
 
 
 class Keeper:
@@ -93,8 +44,9 @@ class Keeper:
     def prior(self) -> StepCosts | None:
         """The model as an earlier leader knew it."""
         try:
-            return StepCosts(**json.loads(self._data()[names.COSTS_KEY]))
-        except (KeyError, ValueError, TypeError):
+            costs = StepCosts(**json.loads(self._data()[names.COSTS_KEY]))
+            return costs if all(map(math.isfinite, asdict(costs).values())) else None
+        except (KeyError, ValueError, TypeError, OverflowError):  # people can write to it too
             return None
 
     async def keep(self, pool: InferencePool, memory: Memory | None) -> None:
@@ -128,7 +80,7 @@ class Keeper:
     def _kept(self, request_class: RequestClass) -> Policy | None:
         try:
             return Policy.from_json(json.loads(self._data()[names.policy_key(request_class)]))
-        except (KeyError, ValueError, PolicyError):
+        except (KeyError, ValueError, TypeError, PolicyError):
             return None
 
     def _data(self) -> Mapping[str, str]:
@@ -141,6 +93,11 @@ class Keeper:
         metadata = {"name": names.policies(pool.name)}
         body = {"apiVersion": "v1", "kind": CONFIG_MAP.name, "metadata": metadata, "data": data}
         manifest = owned(body, pool, self._owner)
+        live = self._objects.child(CONFIG_MAP.name, names.policies(pool.name))
+        if live is None:
+            await check_name(self._api, manifest, self._owner)
+        else:
+            check_ours(live, self._owner)
         self._objects.note(await self._api.apply(path_of(manifest), manifest, names.FIELD_MANAGER))
         self._written_at_s = self._now_s()
 

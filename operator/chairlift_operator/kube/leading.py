@@ -19,7 +19,6 @@ from chairlift_operator.control_loop import AnchoredClock
 from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.lease import Lease
-from chairlift_operator.kube.names import LEASE_NAME
 from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.operator_metrics import OperatorMetrics
 from chairlift_operator.kube.pacing import turn_of
@@ -54,7 +53,7 @@ class Operator:
         self._changed: dict[PoolKey, float] = {}
         self._woken = asyncio.Event()
         self._controllers: dict[PoolKey, PoolController] = {}
-        self._gone: frozenset[PoolKey] = frozenset()
+        self._gone: frozenset[str] = frozenset()  # by uid: one of the same name may come after it
         self._busy: set[PoolKey] = set()
         # Each kind its own: somebody waits for a change, and ticks may be a thousand.
         self._slots = {kind: asyncio.Semaphore(NUM_CONCURRENT_POOLS) for kind in KINDS}
@@ -75,8 +74,9 @@ class Operator:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             api = Api(session, read_access, on_call=self.metrics.count_call)
             await until_served(api, self._first_namespace(), self._turned)
+            settings = self._settings
             lease = self.lease = Lease(
-                api, self._settings.namespace, LEASE_NAME, self._settings.identity
+                api, settings.namespace, settings.lease_name, settings.identity
             )
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -146,7 +146,8 @@ class Operator:
             return
 
     def _known(self) -> list[PoolKey]:
-        known = [key for key in self._pools if key not in self._gone and self._is_ours(key)]
+        pools = self._pools.items()
+        known = [k for k, body in pools if _uid(body) not in self._gone and self._is_ours(k)]
         for key in set(self._controllers) - set(known):
             del self._controllers[key]
         self.metrics.pools.set(len(known))
@@ -196,6 +197,7 @@ class Operator:
         """A watch may have missed an end: a pool that the server does not list is gone."""
         while True:
             await asyncio.sleep(RESYNC_S)
+            known = {_uid(body) for body in self._pools.values()}
             try:
                 listed = [
                     item
@@ -205,8 +207,7 @@ class Operator:
             except ApiError as error:
                 logger.warning("resync: %s", error)
                 continue
-            there = {(i["metadata"]["namespace"], i["metadata"]["name"]) for i in listed}
-            self._gone = frozenset(set(self._pools) - there)
+            self._gone = frozenset(known - {_uid(item) for item in listed})
 
     def _reflect(self, api: Api) -> tuple[Stores, list[Reflector]]:
         pods = Store(self.wake)
@@ -225,3 +226,7 @@ class Operator:
 
     def _is_ours(self, key: PoolKey) -> bool:
         return not self._settings.namespaces or key[0] in self._settings.namespaces
+
+
+def _uid(body: Json) -> str:
+    return str(body["metadata"]["uid"])

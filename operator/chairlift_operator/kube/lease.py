@@ -16,6 +16,7 @@ from typing import Any
 from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.paths import LEASE
+from chairlift_operator.kube.pod_view import unix_s
 from chairlift_operator.kube.settings import DEADLINE_S, LEASE_S, RENEW_S
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,10 @@ Json = dict[str, Any]
 
 
 class Lease:
-    """`is_held` may be trusted until the next await: it is false before anybody else can lead."""
+    """`is_held` may be trusted until the next await: it is false before anybody else can lead.
+
+    term: while it is held, of this leadership; else the latest that was seen.
+    """
 
     def __init__(
         self,
@@ -65,9 +69,12 @@ class Lease:
         started_s = self._now_s()
         lease = await self._api.find(self._path)
         if lease is None:
-            await self._written(self._create(), started_s)
+            if self._renewed_at_s is not None or not self._was_anothers():
+                await self._written(self._create(), started_s)
             return
         spec = lease["spec"]
+        if self._renewed_at_s is None:  # else it is ours to say
+            self.term = max(self.term, int(spec.get("leaseTransitions") or 0))
         if spec.get("holderIdentity") == self._identity:
             # A process of this name led before: it is a new leadership all the same.
             is_new = self._renewed_at_s is None
@@ -86,6 +93,11 @@ class Lease:
         if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
             lease["spec"]["holderIdentity"] = ""
             await self._api.replace(self._path, lease, names.LEASE_MANAGER)
+
+    def _was_anothers(self) -> bool:
+        """So lately that its holder may not know yet that somebody deleted it."""
+        version, since_s = self._seen
+        return bool(version) and self._now_s() - since_s <= LEASE_S
 
     def _is_free(self, lease: Json) -> bool:
         spec = lease["spec"]
@@ -109,8 +121,8 @@ class Lease:
 
     async def _create(self) -> Json:
         # Not from 0: where a Lease was deleted, engines remember the terms of the one before.
-        # Minutes since 1970 outrun any number of handovers.
-        spec = {**self._ours(), "acquireTime": _now(), "leaseTransitions": int(time.time() / 60)}
+        term = max(_minutes(time.time()), self.term + 1)
+        spec = {**self._ours(), "acquireTime": _now(), "leaseTransitions": term}
         metadata = {"name": self._name, "namespace": self._namespace}
         manifest = {
             "apiVersion": "coordination.k8s.io/v1",
@@ -121,10 +133,10 @@ class Lease:
         return await self._api.create(self._folder, manifest, names.LEASE_MANAGER)
 
     async def _replace(self, lease: Json, is_new: bool) -> Json:
-        spec = {**lease["spec"], **self._ours()}
+        spec = {**lease["spec"], **self._ours(), "leaseTransitions": self.term}
         if is_new:
             spec["acquireTime"] = spec["renewTime"]
-            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+            spec["leaseTransitions"] = max(_term_before(lease), self.term) + 1
         return await self._api.replace(self._path, {**lease, "spec": spec}, names.LEASE_MANAGER)
 
     def _ours(self) -> Json:
@@ -133,6 +145,18 @@ class Lease:
             "leaseDurationSeconds": int(LEASE_S),
             "renewTime": _now(),
         }
+
+
+def _term_before(lease: Json) -> int:
+    """Of the last leadership; where somebody wrote a lower number by hand, the time is above it."""
+    term = int(lease["spec"].get("leaseTransitions") or 0)
+    least = _minutes(unix_s(lease["metadata"].get("creationTimestamp")))
+    return term if term >= least else _minutes(time.time())
+
+
+def _minutes(since_1970_s: float) -> int:
+    """They outrun any number of handovers."""
+    return int(since_1970_s / 60)
 
 
 def _now() -> str:

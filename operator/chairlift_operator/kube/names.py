@@ -41,10 +41,10 @@ OPERATOR_ANNOTATION: Final = "chairlift.dev/operator"
 RENDERED_ANNOTATION: Final = "chairlift.dev/rendered"
 # On a pod that is to go: JSON of `pod_view.Mark`.
 DRAIN_ANNOTATION: Final = "chairlift.dev/drain"
+ROLLED_OUT_ANNOTATION: Final = "deployment.kubernetes.io/revision"  # Kubernetes' own
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 OPERATOR_NAME: Final = "chairlift-operator"  # the operator pods' app.kubernetes.io/name
-LEASE_NAME: Final = "chairlift-operator"
 
 PUBLIC_PORT: Final = 8000
 PUBLIC_PORT_NAME: Final = "http"

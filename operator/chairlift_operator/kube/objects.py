@@ -80,6 +80,20 @@ class PoolObjects:
     def deployment(self, request_class: RequestClass) -> Json | None:
         return self.child(DEPLOYMENT.name, names.engines(self.key[1], request_class))
 
+    def was_never_open(self, request_class: RequestClass) -> bool:
+        """Made closed, and no pod of it since: Kubernetes numbers what it once rolled out."""
+        deployment = self.deployment(request_class)
+        if deployment is None or not deployment["spec"].get("paused"):
+            return False
+        return names.ROLLED_OUT_ANNOTATION not in deployment["metadata"].get("annotations", {})
+
+    def is_rolling(self, request_class: RequestClass) -> bool:
+        """Some pods run what their Deployment does not say any more."""
+        deployment = self.deployment(request_class)
+        labels = deployment["metadata"].get("labels", {}) if deployment else {}
+        revisions = {pod.revision for pod in self.engines_of(request_class) if pod.counts}
+        return bool(revisions - {labels.get(names.REVISION_LABEL)})
+
     def replicas(self, request_class: RequestClass) -> int:
         """As the Deployment says; 0 without one."""
         deployment = self.deployment(request_class)

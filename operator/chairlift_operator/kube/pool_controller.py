@@ -20,9 +20,10 @@ from chairlift_operator.kube import names
 from chairlift_operator.kube.acting import Actor
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, classes_of
-from chairlift_operator.kube.keeping import Keeper, ensure_tokens
+from chairlift_operator.kube.keeping import Keeper
 from chairlift_operator.kube.objects import PoolObjects, Stores
 from chairlift_operator.kube.observing import Observer
+from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.kube.pacing import is_due
 from chairlift_operator.kube.polling import Polling, PrometheusReader
 from chairlift_operator.kube.reporting import Reporter
@@ -30,7 +31,8 @@ from chairlift_operator.kube.resting import is_at_rest, stirs
 from chairlift_operator.kube.rolling import Roller, RolloutState
 from chairlift_operator.kube.settings import REST_S, Settings
 from chairlift_operator.kube.status import StatusInput, from_json, status_of
-from chairlift_operator.kube.tending import Foreign, Tender
+from chairlift_operator.kube.tending import Tender
+from chairlift_operator.kube.tokens import Tokens
 from chairlift_operator.kube.watching import PoolKey
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan
@@ -69,17 +71,19 @@ class PoolController:
         self.uid = metadata["uid"]
         self._key, self._tools, self._term = key, tools, term
         self._body = body
-        owner = self._owner = Owner(self.uid, tools.settings.operator)
+        owner = Owner(self.uid, tools.settings.operator)
         self._objects = PoolObjects(key, tools.stores)
         self._observer = Observer(self._objects, tools.session, tools.now_s)
         self._notes: list[tuple[str, str]] = []
-        self._actor = Actor(self._objects, self._observer, tools.api, tools.now_s, self._note)
         self._tender = Tender(self._objects, tools.api, tools.settings, owner, self._note)
+        self._actor = Actor(
+            self._objects, self._observer, self._tender, tools.api, tools.now_s, self._note
+        )
         self._roller = Roller(self._objects, self._tender, self._actor, self._busy)
         self._keeper = Keeper(self._objects, tools.api, owner, tools.now_s)
+        self._tokens = Tokens(self._objects, tools.api, owner, tools.now_s)
         before = from_json(body.get("status"))
         self._reporter = Reporter(tools.api, *key, self.uid, before, tools.now_s)
-        self._token: str | None = None
         self._loop: ControlLoop | None = None
         self._last: Tick | None = None
         self._trouble: str | None = None
@@ -96,9 +100,8 @@ class PoolController:
         if pool is not None and self._settled == (pool, self._objects.num_changes):
             return  # our own status came back
         self._rest = None
-        if pool is not None and await self._tried(self._reconcile(pool)):
-            await self._report(None)
-        elif self._trouble is not None:
+        is_done = pool is not None and await self._tried(self._reconcile(pool))
+        if is_done or self._trouble is not None:
             await self._report(None)
 
     async def tick(self, body: Json) -> None:
@@ -142,7 +145,7 @@ class PoolController:
         assert self._loop is not None
         pool = self._loop.pool
         snapshot = await self._observer.observe(
-            self._admin_token,
+            self._tokens.admin,
             self._roller.state.num_reserved,
             self._prometheus(pool),
             counted_thresholds_ms(pool),
@@ -157,12 +160,7 @@ class PoolController:
         return self._tools.polling.of(url)
 
     async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
-        return await self._actor.apply(actions, self._admin_token)
-
-    @property
-    def _admin_token(self) -> str:
-        assert self._token is not None
-        return self._token
+        return await self._actor.apply(actions, self._tokens.admin)
 
     def _accepted(self, body: Json) -> InferencePool | None:
         """The spec, or None with the trouble noted: a pool runs on as it was."""
@@ -187,24 +185,35 @@ class PoolController:
             return
         self._settled = None
         spec = pool.spec
-        if self._token is None:
-            self._token = await ensure_tokens(self._tools.api, pool, self._owner)
-        await self._keeper.keep(pool, self._loop.memory if self._loop else None)
-        is_new = {c for c in classes_of(pool) if self._objects.deployment(c) is None}
-        refused = await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
-        for sentence in set(refused) - set(self._refused):
-            self._note("WriteRefused", sentence)
-        self._refused = refused
+        await self._tokens.ensure(pool)
+        refused = await self._kept(pool, self._loop.memory if self._loop else None)
+        refused += await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
+        self._tell_refused(refused)
         is_ours = spec.autoscaling.mode != "External"
-        for request_class in is_new:
-            if is_ours and self._objects.deployment(request_class) is not None:
-                await self._actor.set_count(request_class, spec.replicas(request_class).min)
-        await self._actor.advance(self._admin_token, is_ours)
+        for request_class in classes_of(pool) if is_ours else ():
+            await self._actor.set_first_count(pool, request_class)
+        await self._actor.advance(self._tokens.admin, is_ours)
         is_told = self._roller.state.interrupts is not None and self._is_told()
         await self._roller.advance(pool, is_told)
         is_moving = any(pod.mark is not None for pod in self._objects.engines())
-        if not (is_moving or refused or self._roller.state != RolloutState()):
+        is_waiting = self._tokens.are_awaited()
+        if not (is_moving or is_waiting or refused or self._roller.state != RolloutState()):
             self._settled = before
+
+    async def _kept(self, pool: InferencePool, memory: Memory | None) -> tuple[str, ...]:
+        """What the API server refuses of it."""
+        try:
+            await self._keeper.keep(pool, memory)
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            return (str(error),)
+        return ()
+
+    def _tell_refused(self, refused: tuple[str, ...]) -> None:
+        for sentence in set(refused) - set(self._refused):
+            self._note("WriteRefused", sentence)
+        self._refused = refused
 
     def _is_told(self) -> bool:
         """Whether the status says that a replacement will interrupt."""
@@ -222,6 +231,8 @@ class PoolController:
             return False
         except ApiError as error:
             logger.warning("%s: %s", "/".join(self._key), error)
+            if error.is_refusal:
+                self._tell_refused((str(error),))
             self._rest = None  # tried again with the next tick
             return False
         return True

@@ -62,6 +62,8 @@ def rollout_step(view: RolloutView) -> RolloutStep:
     if is_alone and (view.room >= 1 or fresh):
         return RolloutStep(False, GROW_FIRST, progress=f"{told}; its successor comes first")
     if len(active) < view.replicas:  # the one that went has no successor yet: let it be made
+        if view.room < 0 and view.is_ours:  # where it would go, somebody still ends
+            return RolloutStep(True, progress=f"{told}; waits for a free place")
         return RolloutStep(False, progress=f"{told}; a successor is made")
     if any(pod.is_terminating for pod in view.pods):
         return RolloutStep(True, progress=f"{told}; one is ending")
@@ -75,6 +77,8 @@ def _next(
     view: RolloutView, old: Sequence[PodView], useless: Sequence[PodView], told: str
 ) -> RolloutStep:
     if useless:  # nothing to drain: a revision that does not come up never blocks its fix
+        if view.room < 1 and view.is_ours:  # the planner frees one, and takes the useless first
+            return RolloutStep(True, progress=f"{told}; waits for a free place")
         protects = view.replicas == 1 and any(pod.is_ready for pod in view.pods)
         strategy = GROW_FIRST if protects else DRAIN_FIRST
         return RolloutStep(False, strategy, progress=f"{told}; {useless[0].name} is replaced")

@@ -67,6 +67,11 @@ class Settings:
         """As the OPERATOR_ANNOTATION of every object of ours says it."""
         return f"{self.namespace}/{self.instance}"
 
+    @property
+    def lease_name(self) -> str:
+        """Each install leads for itself; the chart gives rights to this name alone."""
+        return f"{self.instance}-operator"
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         names = environment.get("CHAIRLIFT_NAMESPACES", "").replace(",", " ").split()

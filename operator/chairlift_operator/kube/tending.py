@@ -17,6 +17,7 @@ from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner, children
 from chairlift_operator.kube.merging import digest, projected
 from chairlift_operator.kube.objects import PoolObjects
+from chairlift_operator.kube.owning import check_name, check_ours
 from chairlift_operator.kube.paths import CONFIG_MAP, DEPLOYMENT, path_of
 from chairlift_operator.kube.rollout import DRAIN_FIRST
 from chairlift_operator.kube.settings import Settings
@@ -26,17 +27,6 @@ from chairlift_protocol.wire import RequestClass
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-
-
-class Foreign(RuntimeError):
-    """Something that the pool needs is somebody else's; the message says what to change.
-
-    is_operator: another operator's, whose pool this is then: nothing is written, no status either.
-    """
-
-    def __init__(self, message: str, is_operator: bool = False) -> None:
-        super().__init__(message)
-        self.is_operator = is_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ class Tender:
         """
         wanted = children(pool, self._owner, self._settings)
         for item in self._objects.children():
-            self._check_ours(item)
+            check_ours(item, self._owner)
         refused = []
         for manifest in wanted:
             try:
@@ -95,6 +85,10 @@ class Tender:
             return
         await self._set_turnstile(live, paused, surge, unavailable)
 
+    async def close(self, request_class: RequestClass) -> None:
+        """No pod passes until the next `hold` says so."""
+        await self.hold(request_class, True, *DRAIN_FIRST)
+
     async def _set_turnstile(self, live: Json, paused: bool, surge: int, unavailable: int) -> None:
         manifest = {
             "apiVersion": "apps/v1",
@@ -111,7 +105,7 @@ class Tender:
     async def _tend_child(self, manifest: Json) -> None:
         live = self._objects.child(manifest["kind"], manifest["metadata"]["name"])
         if live is None:
-            await self._adopt(manifest)
+            await check_name(self._api, manifest, self._owner)
             await self._apply(manifest)
         elif _rendered(live) != _rendered(manifest):
             await self._apply(manifest)
@@ -123,7 +117,7 @@ class Tender:
         """A release that renders the same spec otherwise restarts no engine."""
         live = self._objects.child(manifest["kind"], manifest["metadata"]["name"])
         if live is None:
-            await self._adopt(manifest)
+            await check_name(self._api, manifest, self._owner)
             # Made by the turnstile's manager, closed: no pod before its number is known.
             closed = {**manifest["spec"], **_turnstile_spec(True, *DRAIN_FIRST)}
             first = {**manifest, "spec": closed}
@@ -136,26 +130,6 @@ class Tender:
         elif _rendered(live) == _rendered(manifest) and self._has_drifted(live, manifest):
             self._tell_drift(manifest)
             await self._restore(manifest)
-
-    async def _adopt(self, manifest: Json) -> None:
-        """Refuse to take over an object of this name that the pool did not make."""
-        live = await self._api.find(path_of(manifest))
-        if live is not None:
-            self._check_ours({**live, "kind": manifest["kind"]})
-
-    def _check_ours(self, live: Json) -> None:
-        metadata = live["metadata"]
-        name = f"{live['kind']} {metadata['namespace']}/{metadata['name']}"
-        owner = metadata.get("annotations", {}).get(names.OPERATOR_ANNOTATION)
-        if owner is None:
-            raise Foreign(f"{name} exists and is not this pool's: remove it, or rename the pool")
-        if owner != self._owner.operator:
-            raise Foreign(
-                f"{name} is looked after by the operator {owner}, this one is "
-                f"{self._owner.operator}: uninstall one of them, then annotate the pool's "
-                f"objects with {names.OPERATOR_ANNOTATION}={self._owner.operator}",
-                is_operator=True,
-            )
 
     async def _apply(self, manifest: Json) -> None:
         stored = await self._api.apply(path_of(manifest), manifest, names.FIELD_MANAGER)

@@ -32,6 +32,7 @@ class Store:
 
     def __init__(self, on_change: Callable[[PoolKey], None] = lambda key: None) -> None:
         self._pools: dict[PoolKey, dict[str, Json]] = defaultdict(dict)
+        self._places: dict[tuple[str, str], PoolKey] = {}  # by namespace and name
         self._num_changes: dict[PoolKey, int] = defaultdict(int)
         self._on_change = on_change
 
@@ -48,16 +49,22 @@ class Store:
     def put(self, item: Json) -> None:
         """What is older than what is known is not put: our own writes come back first."""
         key, name = _key(item), item["metadata"]["name"]
-        known = self.of(key).get(name)
+        place = self._places.get((key[0], name), key)
+        known = self.of(place).get(name)
         if known is not None and _version(known) > _version(item) and _uid(known) == _uid(item):
             return
+        if known is not None and place != key:  # somebody gave it another pool's label
+            self.drop(known)
         item["metadata"].pop("managedFields", None)
         self._pools[key][name] = interned(item)
+        self._places[key[0], name] = key
         self._changed(key)
 
     def drop(self, item: Json) -> None:
-        key = _key(item)
-        if self.of(key).pop(item["metadata"]["name"], None) is not None:
+        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+        key = self._places.pop((namespace, name), None)
+        if key is not None:
+            del self._pools[key][name]
             if not self._pools[key]:
                 del self._pools[key]
             self._changed(key)
