@@ -11,7 +11,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -114,8 +114,7 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add = local.add_argument
     add("-f", "--file", type=Path, required=True, metavar="POOL.YAML", help="the InferencePool")
-    add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
-        help="change a field of the pool's spec; repeatable")  # fmt: skip
+    _add_settings(add, of="the pool's spec")
     add("--port", type=_port, default=DEFAULT_PORT,
         help="port on 127.0.0.1 for /v1; 0: any free one (default: %(default)s)")  # fmt: skip
     add("--run-dir", type=Path, metavar="DIR",
@@ -168,8 +167,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     add = simulate.add_argument
     add("-f", "--file", type=Path, required=True, metavar="POOL.YAML", help="the InferencePool")
-    add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
-        help="change a field of the pool's spec; repeatable")  # fmt: skip
+    _add_settings(add, of="the pool's spec")
     add("--trace", default="azure-conv", metavar="NAME|FILE",
         help="azure-conv, azure-code, mooncake-conversation, mooncake-synthetic, or a CSV file "
         "with arrival_s, prompt_tokens, output_tokens (default: %(default)s)")  # fmt: skip
@@ -207,9 +205,13 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add = replay.add_argument
     add("journal", type=Path, metavar="JOURNAL", help="a journal, as --journal writes it")
-    add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
-        help="change a field of the recorded specs; repeatable")  # fmt: skip
+    _add_settings(add, of="the recorded specs")
     replay.set_defaults(run=_replay)
+
+
+def _add_settings(add: Callable[..., argparse.Action], of: str) -> None:
+    add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
+        help=f"change a field of {of}; repeatable")  # fmt: skip
 
 
 def _duration(text: str) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chairlift_e2e.fake_engine import FakeEngine
 from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]
@@ -152,19 +153,25 @@ def test_a_place_moves_to_the_other_class_only_when_the_pod_that_held_it_is_gone
     run(body)
 
 
+async def _two_busy_one_draining(pool: Turned) -> dict[str, FakeEngine]:
+    """Engines of two busy replicas, of which one is asked for."""
+    pool.set_spec(interactive={"replicas": {"min": 2, "max": 2}})
+    await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 2)
+    engines = pool.kube.engines("chat-interactive")
+    for engine in engines.values():
+        engine.num_in_flight = 1
+    pool.set_spec(interactive={"replicas": {"min": 1, "max": 1}})
+    await pool.until(lambda: any(engine.is_draining for engine in engines.values()))
+    return engines
+
+
 def _is_ending(pool: Turned, path: str) -> bool:
     return "deletionTimestamp" in pool.kube.objects[path]["metadata"]
 
 
 def test_a_stream_of_five_minutes_outlives_the_shrinking(run: Any) -> None:
     async def body(pool: Turned) -> None:
-        pool.set_spec(interactive={"replicas": {"min": 2, "max": 2}})
-        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 2)
-        engines = pool.kube.engines("chat-interactive")
-        for engine in engines.values():
-            engine.num_in_flight = 1
-        pool.set_spec(interactive={"replicas": {"min": 1, "max": 1}})
-        await pool.until(lambda: any(engine.is_draining for engine in engines.values()))
+        engines = await _two_busy_one_draining(pool)
         await pool.turn(60)  # five minutes
         assert set(pool.kube.engines("chat-interactive")) == set(engines) and pool.count == 2
         for engine in engines.values():
@@ -252,13 +259,7 @@ def test_a_victim_leaves_the_service_drains_and_is_the_one_that_goes(run: Any) -
 
 def test_another_leader_goes_on_with_a_drain_and_a_policy(run: Any) -> None:
     async def body(pool: Turned) -> None:
-        pool.set_spec(interactive={"replicas": {"min": 2, "max": 2}})
-        await pool.until(lambda: pool.status.get("interactive", {}).get("ready") == 2)
-        engines = pool.kube.engines("chat-interactive")
-        for engine in engines.values():
-            engine.num_in_flight = 1
-        pool.set_spec(interactive={"replicas": {"min": 1, "max": 1}})
-        await pool.until(lambda: any(e.is_draining for e in engines.values()))
+        engines = await _two_busy_one_draining(pool)
         pool.next_leader()
         for engine in engines.values():
             engine.num_in_flight = 0
