@@ -1,7 +1,7 @@
 """The law on the real engine: a cold start, tuned, against fixed settings.
 
-`python -m chairlift_bench.bench_tuning` measures the machine, serves the demo's rush, without its
-batch work, once with each fixed setting of a small grid and once more in reverse order, and then
+`python -m chairlift_bench.bench_tuning` measures the machine, serves a rush without batch work
+beside it, once with each fixed setting of a small grid and once more in reverse order, and then
 compares in alternating rounds: tuned, the grid's best, and the default, which is what every engine
 starts with. Every run is a pool of its own, started anew, with the same requests at the same times.
 Writes bench/results/bench_tuning.json and prints the claims last. `make bench-tuning` calls it.
@@ -21,18 +21,18 @@ from chairlift_bench import rush_formula
 from chairlift_bench.claims import publish
 from chairlift_bench.rush import FAILURES, Options, parse_options, prepare, say
 from chairlift_bench.rush_figures import RunFigures, figures_of, moves_of, thresholds
+from chairlift_bench.rush_formula import Phase
 from chairlift_bench.rush_plan import RushPlan, make_plan
 from chairlift_bench.rush_report import machine_lines
 from chairlift_bench.rush_run import RunKind, run_once, settings_of
 from chairlift_operator.memory import Knobs
 from chairlift_operator.policy_plan import FIRST_KNOBS
 
-NUM_ROUNDS: Final = 3
+NUM_ROUNDS: Final = 5
+# Of the capacity; more than in the demo, which has batch work beside it.
+RUSH_SHARE: Final = 0.8
 DEFAULT: Final = FIRST_KNOBS
-GRID: Final = (
-    DEFAULT, *(Knobs(batch_size, step_tokens) for batch_size in (8, 32) for step_tokens in (
-        48, 80, 128)),
-)  # fmt: skip
+GRID: Final = (DEFAULT, Knobs(8, 80), Knobs(32, 48), Knobs(32, 80), Knobs(32, 128))
 TUNED: Final = "tuned"
 
 
@@ -106,6 +106,11 @@ def fixed_at(knobs: Knobs) -> list[str]:
     ]
 
 
+def phases(scale: float) -> tuple[Phase, ...]:
+    calm, rush, again = rush_formula.phases(scale)
+    return calm, replace(rush, share=RUSH_SHARE), again
+
+
 def num_runs() -> int:
     return 2 * len(GRID) + 3 * NUM_ROUNDS
 
@@ -138,8 +143,9 @@ async def compare(measure: Measure) -> tuple[list[Measured], list[list[Measured]
 
 
 async def _measure_all(options: Options) -> tuple[RushPlan, list[Measured], list[list[Measured]]]:
-    phases = rush_formula.phases(options.scale)
-    plan = await make_plan(options.pool_file, options.settings, phases, options.folder, say)
+    plan = await make_plan(
+        options.pool_file, options.settings, phases(options.scale), options.folder, say
+    )
     for line in machine_lines(plan):
         say(line)
     return plan, *await compare(Bench(options, plan).measure)
