@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from chairlift_operator import law
 from chairlift_operator.decisions import Change
+from chairlift_operator.batch_share import LEAST_SHARE
 from chairlift_operator.law import Bracket, Demand, Direction, LastMove, MoveLimits
 from chairlift_operator.memory import Knobs, TuningState
 from chairlift_operator.spec import Objective
@@ -192,7 +193,7 @@ def _emergency(given: TuningInput, batch: Move, step: Move, floor: int) -> tuple
     else:
         reason += ", step tokens already at their floor"
         # Batch work yields first, and with its decodes goes what holds the floor up.
-        drains = given.demand.num_borrowing == 0
+        drains = given.demand.num_borrowing <= max(1, LEAST_SHARE * current.batch_size)
         drained = math.floor(law.DRAIN_CUT * min(given.demand.num_running, current.batch_size))
         target = given.batch_bounds.clamp(drained)
         if drains and target < batch.after:
