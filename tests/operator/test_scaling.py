@@ -285,6 +285,78 @@ class FleetEngine:
 
     name: str
     request_class: RequestClass
+def _arrived(per_tick: list[float]) -> Arrivals:
+    """So many interactive requests in each five seconds, one after the other."""
+    arrivals, received = Arrivals().with_snapshot(_gateway(0.0, 0.0)), 0.0
+    for tick, count in enumerate(per_tick, start=1):
+        received += count
+        arrivals = arrivals.with_snapshot(_gateway(5.0 * tick, received))
+    return arrivals
+
+
+@pytest.mark.parametrize(
+    ("per_tick", "rate", "rises"),
+    [
+        ([20.0] * 18, 4.0, False),
+        ([20.0] * 16 + [30.0, 26.0], 4.0 + 16.0 / 30.0, True),  # less than three sigma of 10 s
+        ([20.0] * 16 + [80.0, 80.0], 16.0, False),  # a step counts at once, and is no trend
+        ([20.0] * 12 + [80.0] * 6, 16.0, False),  # nor while it is in the means
+        ([20.0] * 6 + [80.0] * 16, 16.0, False),
+        ([10.0 + 2 * tick for tick in range(24)], 10.2, True),  # growth from window to window
+        ([0.0] * 16 + [1.0, 1.0], 2.0 / 30.0, True),  # two are no step
+    ],
+)
+def test_a_step_of_arrivals_counts_at_once_and_is_not_taken_for_a_trend(
+    per_tick: list[float], rate: float, rises: bool
+) -> None:
+    arrivals, now_s = _arrived(per_tick), 5.0 * len(per_tick)
+    assert arrivals.rate_per_s(INTERACTIVE, now_s) == pytest.approx(rate)
+    assert (arrivals.slope_per_s(INTERACTIVE, now_s) > 0) is rises
+
+
+def test_chance_alone_makes_a_step_of_steady_arrivals_once_in_hundreds_of_windows() -> None:
+    draw = random.Random(11)
+    for rate in (0.5, 5.0, 50.0):
+        per_tick = [float(_poisson(5.0 * rate, draw)) for _ in range(2000)]
+        seen = [
+            _arrived(per_tick[end - 18 : end]).rate_per_s(INTERACTIVE, 90.0) or 0.0
+            for end in range(18, 2000)
+        ]
+        mean_30s = [sum(per_tick[end - 6 : end]) / 30.0 for end in range(18, 2000)]
+        stepped = sum(now > mean + 1e-9 for now, mean in zip(seen, mean_30s, strict=True))
+        assert stepped <= 0.01 * len(seen)
+
+
+def _poisson(mean: float, draw: random.Random) -> int:
+    count, at = 0, draw.expovariate(1.0)
+    while at < mean:
+        count, at = count + 1, at + draw.expovariate(1.0)
+    return count
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queues", "num_held", "num_supply", "backlogged"),
+    [
+        ([], 0.0, 2, 0),
+        ([100.0, 0.0], 0.0, 2, 0),  # done before a new replica came
+        ([121.0, 119.0], 0.0, 2, 1),
+        ([500.0, 500.0], 0.0, 2, 2),
+        ([], 250.0, 3, 2),  # held by the gateway, for whoever starts
+        ([], 9000.0, 3, 3),  # no more than there are
+        ([500.0], 9000.0, 1, 1),
+    ],
+)
+def test_a_replica_whose_queue_outlasts_a_warm_up_carries_none_of_what_arrives(
+    queues: list[float], num_held: float, num_supply: int, backlogged: int
+) -> None:
+    found = num_backlogged(queues, num_held, 2.0, num_supply, warm_up_s=60.0)
+    assert found == backlogged
+    assert replicas_for_rate(3.0, 2.0, found, 60.0) == found + 3.0 / (FILL * 2.0)
+
+
     ready_at_s: float
     waiting: float = 0.0
     running: float = 0.0
