@@ -31,6 +31,7 @@ STALE_AFTER_S: Final = 15.0  # three ticks
 SHORT_WINDOW_S: Final = WINDOWS_S[0]
 CONTEXT_WINDOW_S: Final = 60.0
 PREEMPTION_WINDOW_S: Final = 120.0
+PEAK_WINDOW_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +200,15 @@ def _context_tokens(window: History, seen: ReplicaSnapshot) -> float | None:
         (p.sample.kv_usage * capacity.kv_tokens, p.sample.num_running)
         for p in window.points
         if p.sample.kv_usage and p.sample.num_running  # 0 beside running ones is no reading
+    peaks = (
+        (p.sample.num_running or 0.0) + (p.sample.num_waiting or 0.0)
+        for p in history.within(PEAK_WINDOW_S, now_s).points
+    )
     ]
     held, running = sum(h for h, _ in pairs), sum(r for _, r in pairs)
     if held > 0 and running > 0:
         return min(held / running, capacity.model_length_tokens)
+        num_peak=max(peaks, default=0.0),
     read_tokens = window.increase("step_kv_tokens")
     decoded = window.increase("step_decode_seqs")
     if not read_tokens or not decoded:

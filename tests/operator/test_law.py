@@ -109,11 +109,20 @@ def test_no_move_leaves_the_bounds_outgrows_its_ceiling_or_rises_when_it_may_not
         assert not reverses or age_s >= law.REVERSAL_DWELL_S or (urgent and after < held)
 
 
-def test_step_tokens_are_planned_for_the_slower_of_running_and_full_batches() -> None:
-    demand = Demand(num_running=10, num_waiting=3)
-    assert law.decodes_to_plan_for(demand, 64) == (10, 64)
-    assert law.decodes_to_plan_for(Demand(2, 0), 64) == (law.MIN_APP_LIMITED_BATCH,)
-    assert law.decodes_to_plan_for(Demand(2, 0), 1) == (1,)
+@pytest.mark.parametrize(
+    ("demand", "batch_size", "decodes"),
+    [
+        (Demand(num_running=10, num_waiting=3), 64, (10, 13)),
+        (Demand(num_running=10, num_waiting=3, num_peak=40), 64, (10, 40)),
+        (Demand(num_running=10, num_waiting=3, num_peak=40), 12, (10, 12)),
+        (Demand(2, 0), 64, (law.MIN_APP_LIMITED_BATCH, law.MIN_APP_LIMITED_BATCH)),
+        (Demand(2, 0), 1, (1, 1)),
+    ],
+)
+def test_step_tokens_are_planned_for_the_slower_of_those_running_and_the_most_of_late(
+    demand: Demand, batch_size: int, decodes: tuple[float, float]
+) -> None:
+    assert law.decodes_to_plan_for(demand, batch_size) == decodes
 
 
 def test_the_floor_leaves_a_block_of_prefill_beside_the_running_decodes() -> None:
