@@ -13,7 +13,7 @@ from typing import Final
 
 from chairlift_operator import law
 from chairlift_operator.spec_values import Bounds
-from chairlift_operator.step_time import StepCosts
+from chairlift_operator.step_time import LEAST_STEP_S, StepCosts
 
 FILL: Final = 0.75  # of what a replica can carry; the rest absorbs bursts
 SLOW_START_FILL: Final = 0.6  # when a new replica takes longer than SLOW_START_S
@@ -121,18 +121,26 @@ class Scale:
 def sustainable_rate(
     costs: StepCosts, target_s: float, lengths: Lengths, max_batch: int, kv_tokens: float
 ) -> float:
-    """Requests a second that one replica carries with steps of `target_s`."""
-    context = lengths.context_tokens
-    per_token_s = costs.decode_s + costs.kv_s * context
-    per_request_s = costs.prefill_s * lengths.prompt_tokens + lengths.output_tokens * per_token_s
-    useful = max(0.0, 1 - costs.fixed_s / target_s)
-    by_time = useful / per_request_s if per_request_s > 0 else math.inf
+    """Requests a second that one replica carries with steps of at most `target_s`.
+
+    In balance each decode comes with as many prompt tokens as replace its request in time. As many
+    decodes run as steps of the target's length hold, or as there are slots or memory for: steps
+    are shorter then.
+    """
+    context, output_tokens = lengths.context_tokens, lengths.output_tokens
+    prompt_s = costs.prefill_s * lengths.prompt_tokens / output_tokens
+    decode_s = costs.decode_s + costs.kv_s * context + prompt_s
     slots = min(
         float(max_batch),
         law.batch_size_for_latency(costs, target_s, context),
         law.batch_size_for_memory(kv_tokens, context, preempting=False),
     )
-    return min(by_time, slots / (max(1.0, lengths.output_tokens) * target_s))
+    left_s = target_s - costs.fixed_s
+    num_decodes = min(slots, left_s / decode_s) if decode_s > 0 else slots
+    if left_s <= 0 or num_decodes <= 0:
+        return 0.0
+    step_s = max(LEAST_STEP_S, costs.fixed_s + num_decodes * decode_s)
+    return num_decodes / (output_tokens * step_s)
 
 
 def forecast(rate: float, slope_per_s: float, warm_up_s: float) -> float:
