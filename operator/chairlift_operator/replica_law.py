@@ -27,6 +27,7 @@ FALLEN_FILL: Final = 0.75  # of FILL: noise of a fifth up and down does not get 
 FORECAST: Final = 1.5
 REST_S: Final = 60.0  # between two changes, when the last of them shrinks
 FIRST_WARM_UP_S: Final = 30.0
+CALLED_OFF_S: Final = 30.0  # of low demand, before replicas that still start are called off
 BLOCKED_S: Final = 300.0  # after a replica found no room: until one is asked for again
 
 
@@ -76,6 +77,7 @@ class Want:
 class ScaleState:
     """wants: what was asked for over the last window, oldest first.
 
+    fell_at_s: since when demand has been far below what there is; None while it is not.
     blocked_at_s, blocked_because: when a replica last came up nowhere, and why.
     """
 
@@ -83,6 +85,7 @@ class ScaleState:
     changed_at_s: float = -math.inf
     asked_at_s: float = -math.inf
     num_missed_in_row: int = 0
+    fell_at_s: float | None = None
     blocked_at_s: float = -math.inf
     blocked_because: str = ""
 
@@ -236,17 +239,24 @@ def _remember(given: ScaleInput) -> ScaleState:
     # One entry from before the window is kept: it tells that the window was seen whole.
     while len(wants) > 1 and wants[1][0] <= now_s - given.window_s:
         wants = wants[1:]
-    return replace(state, wants=wants, num_missed_in_row=missed)
+    fell_at_s = state.fell_at_s
+    if want is not None:
+        is_low = want.fell and want.count < given.supply.count
+        fell_at_s = (now_s if fell_at_s is None else fell_at_s) if is_low else None
+    return replace(state, wants=wants, num_missed_in_row=missed, fell_at_s=fell_at_s)
 
 
 def _without_pending(given: ScaleInput, state: ScaleState, want: Want) -> int:
     """What is left when replicas that serve nobody yet are called off; no window is waited for
-    where demand was seen to fall. One that a complaint asked for is not called off by demand."""
+    where demand was seen to fall, and not just for a moment. One that a complaint asked for is not
+    called off by demand."""
     supply = given.supply
     if not supply.num_pending or not want.fell or want.count >= supply.count:
         return supply.count
     asked_for_it = max(count for _, count in state.wants) >= supply.count
     complained = given.complaint is not None or -math.inf < state.changed_at_s == state.asked_at_s
+    if state.fell_at_s is None or given.now_s - state.fell_at_s < CALLED_OFF_S:
+        return supply.count
     if not complained and not asked_for_it and not _saw_whole_window(given, state):
         return supply.count  # asked for by whoever led before
     least = supply.num_ready + complained

@@ -182,13 +182,24 @@ def test_a_replica_that_a_complaint_asked_for_is_not_called_off_by_demand() -> N
 def test_what_starts_is_called_off_where_demand_was_seen_to_need_less(
     wants: tuple[tuple[float, int], ...], count: int
 ) -> None:
-    starting = _asked(supply=Supply(1, 4, 0), state=ScaleState(wants=wants))
+    state = ScaleState(wants=wants, fell_at_s=970.0)
+    starting = _asked(supply=Supply(1, 4, 0), state=state)
     assert scale(starting).count == count
     assert scale(replace(starting, want=Want(1, "so", fell=False))).count == 5
 
 
 @given(given_=scale_inputs())
 def test_off_moves_nothing_inside_the_bounds(given_: ScaleInput) -> None:
+def test_what_starts_is_called_off_only_after_half_a_minute_of_low_demand() -> None:
+    state, counts = ScaleState(wants=((995.0, 5),)), {}
+    for now_s in range(1000, 1060, 5):
+        # A single busy reading in between begins the half minute anew.
+        want = Want(5 if now_s == 1015 else 1, "so", fell=now_s != 1015)
+        outcome = scale(_asked(supply=Supply(1, 4, 0), want=want, state=state, now_s=now_s))
+        state, counts[now_s] = outcome.state, outcome.count
+    assert [now_s for now_s, count in counts.items() if count == 1] == [1050, 1055]
+
+
     outcome = scale(replace(given_, is_managed=False))
     assert outcome.count == given_.bounds.clamp(given_.supply.count)
 
