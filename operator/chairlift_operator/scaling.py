@@ -116,17 +116,20 @@ def _external(view: ScalingView, scales: Mapping[RequestClass, Scale]) -> Scalin
 def _observed(scaling: ScalingMemory, snapshot: Snapshot) -> ScalingMemory:
     """Take in arrivals, and how long replicas took to become ready."""
     now_s, starting, warm_up_s = snapshot.taken_at_s, {}, scaling.warm_up_s
+    grown_at_s = scaling.grown_at_s
     for seen in snapshot.replicas:
         since_s = scaling.starting.get(seen.name)
         if seen.phase is Phase.STARTING:
             starting[seen.name] = now_s if since_s is None else since_s
         elif since_s is not None and seen.ready:
             warm_up_s += _WARM_UP_WEIGHT * (now_s - since_s - warm_up_s)
+            grown_at_s = now_s if seen.request_class is INTERACTIVE else grown_at_s
     return replace(
         scaling,
         arrivals=scaling.arrivals.with_snapshot(snapshot.gateway),
         starting=MappingProxyType(starting),
         warm_up_s=warm_up_s,
+        grown_at_s=grown_at_s,
     )
 
 
@@ -222,12 +225,18 @@ def _batch_want(view: ScalingView) -> Want | None:
 
 
 def _complaint(view: ScalingView) -> str | None:
-    """First tokens come late, requests queue, and no faster lever is left."""
+    """First tokens come late, requests queue, and no faster lever is left.
+
+    Those that waited while replicas started say nothing of how many are there now: what counts is
+    from a warm-up after the newest became ready.
+    """
     objective = view.pool.spec.interactive.slo.time_to_first_token
     serving = view.serving(INTERACTIVE)
     key = ObjectiveKey("ttft", objective.threshold_ms, INTERACTIVE.value)
     histories = [memory.history for memory in serving.values()]
-    seen = attainment(histories, key, objective.bad_budget, view.now_s)
+    scaling = view.memory.scaling
+    since_s = scaling.grown_at_s + scaling.warm_up_s
+    seen = attainment(histories, key, objective.bad_budget, view.now_s, since_s)
     if seen is None or seen.num_events < MIN_EVENTS or seen.lower <= objective.bad_budget:
         return None
     lends = any(r.batch_share and r.num_borrowing for r in view.reports)

@@ -376,6 +376,7 @@ def test_a_replica_whose_queue_outlasts_a_warm_up_carries_none_of_what_arrives(
     steps: float = 0.0
     busy_s: float = 0.0
 
+    late: float = 0.0
 
 LENGTHS = Lengths(800.0, 150.0)
 WARM_UP_S = 20.0
@@ -397,6 +398,7 @@ class Fleet:
         self.rng = random.Random(5)
         self.blind = False
         self.windows: PoolWindows | None = None
+        self.is_late = False  # each first token, and a few requests always wait
         self.warm_up_s = WARM_UP_S
 
     def count(self, request_class: RequestClass) -> int:
@@ -428,6 +430,7 @@ class Fleet:
             engine.waiting -= done
             engine.started += done
             engine.running = done / 5.0 * LENGTHS.output_tokens * 0.03
+            engine.late += done if self.is_late else 0.0
             engine.steps += 5.0 / 0.03 if done else 0.0
             engine.busy_s += 5.0 if done else 0.0
         self.engines = [e for e in self.engines if not e.draining or e.waiting > 0]
@@ -463,23 +466,31 @@ class Fleet:
         prefill = engine.started * LENGTHS.prompt_tokens
         kv = decodes * LENGTHS.context_tokens
         sample = EngineSample(
+        num_waiting = engine.waiting + (3.0 if self.is_late else 0.0)
             step_seconds=REFERENCE.step_s(decodes, prefill, kv) + 7e-3 * engine.steps,
             num_steps=engine.steps,
             step_decode_seqs=decodes,
             step_prefill_tokens=prefill,
             step_kv_tokens=kv,
             num_running=engine.running,
-            num_waiting=engine.waiting,
+            num_waiting=num_waiting,
             kv_usage=min(1.0, engine.running * LENGTHS.context_tokens / 400_000),
             generation_tokens=engine.started * LENGTHS.output_tokens,
             slo_counts=(
                 SloCount("itl", policy.slo.itl_ms, engine.request_class.value, decodes, 0),
             ),
+                SloCount(
+                    "ttft",
+                    policy.slo.ttft_ms,
+                    engine.request_class.value,
+                    engine.started - engine.late,
+                    engine.late,
+                ),
             classes=(
                 ClassSample(
                     engine.request_class,
                     engine.running,
-                    engine.waiting,
+                    num_waiting,
                     0.0,
                     engine.started,
                     prefill,
@@ -580,6 +591,22 @@ def test_an_outage_of_prometheus_neither_stops_growth_nor_lifts_a_bound(make_poo
 
 
 @pytest.mark.parametrize("warm_up_s", [20.0, 90.0])
+def test_late_first_tokens_ask_for_one_replica_and_for_another_only_if_it_does_not_help(
+    make_pool: Make,
+) -> None:
+    fleet = Fleet(_fleet_pool(make_pool))
+    list(fleet.run(120.0, interactive=0.5 * fleet.rate))
+    fleet.is_late = True
+    asked = _says(list(fleet.run(150.0, interactive=0.5 * fleet.rate)))
+    assert len(asked) == 1 and "first tokens over" in asked[0]
+    # It is there, but the last minute is full of those that waited for it.
+    ready_s = max(e.ready_at_s for e in fleet.engines)
+    list(fleet.run(ready_s + fleet.warm_up_s, interactive=0.5 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 2
+    list(fleet.run(ready_s + 3 * fleet.warm_up_s, interactive=0.5 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 3
+
+
 def test_what_queues_while_replicas_load_asks_for_no_more_of_them(
     make_pool: Make, warm_up_s: float
 ) -> None:
