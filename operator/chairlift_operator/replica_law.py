@@ -8,6 +8,7 @@ lowers nothing. Called by `scaling`, which reads the numbers together.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,7 +20,6 @@ FILL: Final = 0.75  # of what a replica can carry; the rest absorbs bursts
 SLOW_START_FILL: Final = 0.6  # when a new replica takes longer than SLOW_START_S
 SLOW_START_S: Final = 60.0
 TOLERANCE: Final = 1.05
-DRAIN_S: Final = 240.0  # a queue shall be gone by then
 KV_FILL: Final = 0.8
 KEPT_FILL: Final = 0.9  # of FILL: what one replica fewer may be filled to
 KEPT_KV: Final = 0.75
@@ -156,21 +156,23 @@ def fill(warm_up_s: float) -> float:
     return SLOW_START_FILL if warm_up_s > SLOW_START_S else FILL
 
 
-def unmet_rate(
-    arrivals_per_s: float, num_queued: float, per_replica: float, supply: Supply, warm_up_s: float
-) -> float:
-    """Requests a second that drain the queue in time, beyond what the supply has to spare."""
-    spare = max(0.0, supply.count * fill(warm_up_s) * per_replica - arrivals_per_s)
-    backlog = max(0.0, num_queued - arrivals_per_s)
-    return max(0.0, backlog / DRAIN_S - spare)
+def num_backlogged(
+    queues: Sequence[float], num_held: float, per_replica: float, num_supply: int, warm_up_s: float
+) -> int:
+    """Replicas that have more to do than a new one takes to come: none of them is there for what
+    arrives until then. num_held: at the gateway, for whoever is ready next."""
+    longest = per_replica * warm_up_s
+    if longest <= 0:
+        return 0
+    own = sum(queue > longest for queue in queues)
+    return min(max(own, num_supply), own + int(num_held / longest))
 
 
 def replicas_for_rate(
-    arrivals_per_s: float, num_queued: float, per_replica: float, supply: Supply, warm_up_s: float
+    arrivals_per_s: float, per_replica: float, num_backlogged: int, warm_up_s: float
 ) -> float:
-    """Replicas, in fractions, that carry the arrivals and drain the queue."""
-    unmet = unmet_rate(arrivals_per_s, num_queued, per_replica, supply, warm_up_s)
-    return (arrivals_per_s + unmet) / (fill(warm_up_s) * per_replica)
+    """Replicas, in fractions, that carry the arrivals beside those that have enough to do."""
+    return num_backlogged + arrivals_per_s / (fill(warm_up_s) * per_replica)
 
 
 def rounded_up(need: float, supply: Supply) -> int:
@@ -253,10 +255,10 @@ def _without_pending(given: ScaleInput, state: ScaleState, want: Want) -> int:
     supply = given.supply
     if not supply.num_pending or not want.fell or want.count >= supply.count:
         return supply.count
-    asked_for_it = max(count for _, count in state.wants) >= supply.count
-    complained = given.complaint is not None or -math.inf < state.changed_at_s == state.asked_at_s
     if state.fell_at_s is None or given.now_s - state.fell_at_s < CALLED_OFF_S:
         return supply.count
+    asked_for_it = max(count for _, count in state.wants) >= supply.count
+    complained = given.complaint is not None or -math.inf < state.changed_at_s == state.asked_at_s
     if not complained and not asked_for_it and not _saw_whole_window(given, state):
         return supply.count  # asked for by whoever led before
     least = supply.num_ready + complained

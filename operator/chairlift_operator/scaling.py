@@ -27,10 +27,10 @@ from chairlift_operator.replica_law import (
     allot,
     fill,
     forecast,
+    num_backlogged,
     replicas_for_rate,
     rounded_up,
     scale,
-    unmet_rate,
 )
 from chairlift_operator.scaling_view import ScalingView
 from chairlift_operator.snapshot import Phase, Snapshot
@@ -165,16 +165,18 @@ def _interactive_want(view: ScalingView) -> Want | None:
         return None
     supply, warm_up_s = view.supply(INTERACTIVE), view.memory.scaling.warm_up_s
     expected = forecast(rate, arrivals.slope_per_s(INTERACTIVE, now_s), warm_up_s)
+    num_behind = num_backlogged(
+        load.queues, arrivals.num_held(INTERACTIVE), per_replica, supply.count, warm_up_s
+    )
     # What queues while replicas start is no sign that still more are needed.
-    num_extra = 0.0 if supply.num_pending else num_queued
-    need = replicas_for_rate(expected, num_extra, per_replica, supply, warm_up_s)
-    is_drained = not unmet_rate(expected, num_extra, per_replica, supply, warm_up_s)
+    num_extra = 0 if supply.num_pending else num_behind
+    need = replicas_for_rate(expected, per_replica, num_extra, warm_up_s)
     reason = f"{rate:.2g} requests/s arrive"
     if num_queued:
         reason += f" and {num_queued:.0f} wait"
     reason += f", a replica carries {per_replica:.2g}/s within the objectives"
     count, kv_tokens = rounded_up(need, supply), load.kv_tokens
-    tokens = load.kv_tokens_held if is_drained else load.kv_tokens_needed
+    tokens = load.kv_tokens_needed if num_extra else load.kv_tokens_held
     by_memory = math.ceil(tokens / (KV_FILL * kv_tokens)) if kv_tokens else 0
     if by_memory > count:
         count = by_memory

