@@ -180,7 +180,7 @@ def _tuned(
             lend_share=0.0 if missed else current_share(here, memory, policy.desired),
         )
     )
-    settled = not outcome.moves
+    settled = not outcome.moves and not memory.model.is_contradicted
     ruling = Ruling(memory, outcome.knobs, outcome.moves, infeasible=outcome.infeasible)
     if not here.enforces:  # nothing moves, so there is no move to remember nor a trim to learn
         return ruling, settled

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from chairlift_operator import law
-from chairlift_operator.decisions import Change
 from chairlift_operator.batch_share import LEAST_SHARE
+from chairlift_operator.decisions import Change
 from chairlift_operator.law import Bracket, Demand, Direction, LastMove, MoveLimits
 from chairlift_operator.memory import Knobs, TuningState
 from chairlift_operator.spec import Objective
 from chairlift_operator.spec_values import BLOCK_TOKENS, Bounds
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import Attainment
+
+_HALVINGS: Final = 12  # of a range of step tokens: to one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +106,23 @@ def _trim(given: TuningInput) -> TuningState:
     state = given.state
     kappa = law.trimmed(state.kappa, given.seen, given.bad_budget, given.full_share)
     too_soon = given.now_s - state.trimmed_at_s < law.TRIM_INTERVAL_S
-    if kappa == state.kappa or (kappa < state.kappa and too_soon):
+    if kappa == state.kappa or (kappa < state.kappa and (too_soon or not _is_unforeseen(given))):
         return state
     return replace(state, kappa=kappa, trimmed_at_s=given.now_s)
+
+
+def _is_unforeseen(given: TuningInput) -> bool:
+    """A model that stands says that steps are short enough: late gaps are an error of it.
+
+    Otherwise it is learned anew just now, or asks for smaller steps than these by itself.
+    """
+    costs, context = given.model.costs, given.demand.context_tokens
+    if costs is None or context is None:
+        return True
+    decodes = min(given.demand.num_running, given.current.batch_size)
+    predicted_s = law.step_s_at(costs, given.current.step_tokens, decodes, context)
+    allowed_s = (1 + law.DEAD_BAND_DOWN) * given.target_s
+    return not given.model.is_contradicted and predicted_s <= allowed_s
 
 
 def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
@@ -123,7 +140,9 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
         if by_latency is not None and by_latency < proposed:
             proposed = by_latency
             why = f"{proposed:.0f} decodes and a block of prefill fill {_ms(given.target_s)} ms"
-    shrinks = proposed < current and demand.num_running > law.BINDING_SHARE * proposed
+    # Those that wait come to run as soon as steps have room for their prompts.
+    num_to_run = demand.num_running + demand.num_waiting
+    shrinks = proposed < current and num_to_run > law.BINDING_SHARE * proposed
     binds = demand.binds(current) or demand.binds_borrowing(current, given.lend_share)
     grows = known and proposed > current and binds
     if not (shrinks or grows):
@@ -155,7 +174,10 @@ def _step_tokens_by_model(
     if not given.model.trusted_at(decodes, max(0.0, checked_at - decodes), decodes * context):
         return None
     limits = _limits(given, given.step_bounds, floor, current, given.model.largest_step_tokens)
-    after = law.guarded(current, proposed, limits, given.state.step_move, given.now_s)
+    wanted = max(proposed, floor)
+    if wanted < current:
+        wanted = _surely_too_long(given, costs, decodes, context, wanted)
+    after = law.guarded(current, wanted, limits, given.state.step_move, given.now_s)
     predicted_s = law.step_s_at(costs, after, decodes, context)
     reason = (
         f"predicted {_ms(predicted_s)} ms a step against {_ms(given.target_s)} ms allowed "
@@ -164,6 +186,20 @@ def _step_tokens_by_model(
     if proposed < floor and after == floor:
         reason = f"at the floor of {given.demand.num_running:.0f} running and one block, {reason}"
     return Move("stepTokens", current, after, reason)
+
+
+def _surely_too_long(
+    given: TuningInput, costs: StepCosts, decodes: float, context: float, wanted: float
+) -> float:
+    """How far a cut of step tokens may go at once: while even a step as short as the model's own
+    uncertainty allows is too long. The steps that follow tell what is left of it."""
+    low, high = wanted, float(given.current.step_tokens)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        step = decodes, max(0.0, middle - decodes), decodes * context
+        shortest_s = costs.step_s(*step) - given.model.deviation_s(*step)
+        low, high = (middle, high) if shortest_s <= given.target_s else (low, middle)
+    return low
 
 
 def _without_model(given: TuningInput, floor: int) -> tuple[Bracket, Move]:
@@ -211,7 +247,7 @@ def _limits(
         bounds=bounds,
         floor=floor,
         growth_ceiling=growth * min(current, explored),
-        may_grow=given.may_grow,
+        may_grow=given.may_grow and not given.model.is_contradicted,
         urgent=law.is_urgent(given.recent, given.bad_budget),
     )
 
