@@ -89,7 +89,7 @@ def tune(given: TuningInput) -> TuningOutcome:
     batch = _batch_size(given, None if infeasible else costs)
     step = None
     if costs is not None and context is not None:
-        step = _step_tokens_by_model(given, costs, context, batch.after, floor)
+        step = _step_tokens_by_model(given, costs, context, batch, floor)
     bracket = Bracket()
     if step is None:
         bracket, step = _without_model(given, floor)
@@ -162,13 +162,15 @@ def _batch_by_latency(given: TuningInput, costs: StepCosts, context: float) -> f
 
 
 def _step_tokens_by_model(
-    given: TuningInput, costs: StepCosts, context: float, batch_size: int, floor: int
+    given: TuningInput, costs: StepCosts, context: float, batch: Move, floor: int
 ) -> Move | None:
     """None when the model cannot be trusted at the step that it proposes."""
-    current = given.current.step_tokens
+    current, demand = given.current.step_tokens, given.demand
+    if batch.after > batch.before:  # there are those who fill what is added
+        demand = replace(demand, num_peak=batch.after)
     proposed, decodes = min(
         (law.step_tokens_for_latency(costs, given.target_s, decodes, context), decodes)
-        for decodes in law.decodes_to_plan_for(given.demand, batch_size)
+        for decodes in law.decodes_to_plan_for(demand, batch.after)
     )
     checked_at = min(max(proposed, floor), current * law.GROWTH)
     if not given.model.trusted_at(decodes, max(0.0, checked_at - decodes), decodes * context):
