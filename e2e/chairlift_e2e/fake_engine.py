@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from chairlift_gateway.arrivals import Changes
 from chairlift_protocol import metrics, wire
 from chairlift_protocol.policy import Generation, Policy, PolicyError, SloThresholds
 
@@ -133,14 +134,39 @@ class FakeEngine(FakePod):
 
 
 class FakeGateway(FakePod):
+    """num_listening: who waits to hear of an arrival. has_page: where that can be waited for."""
+
     def __init__(self, ip: str, exposition: str | None = None) -> None:
         super().__init__(ip, exposition)
         self.num_received = 0
+        self.num_listening = 0
+        self.has_page = True
+        self._changes = Changes()
+
+    def receive(self, num_requests: int = 1) -> None:
+        """In the loop that serves it."""
+        self.num_received += num_requests
+        self._changes.note()
 
     def apps(self) -> list[tuple[web.Application, int]]:
         app = web.Application()
         app.router.add_get(wire.METRICS_PATH, self.show)
+        app.router.add_get(wire.ARRIVALS_PATH, self._listened)
         return [(app, GATEWAY_PORT)]
+
+    async def _listened(self, request: web.Request) -> web.Response:
+        known = request.headers.get("if-none-match")
+        if not self.has_page:
+            return web.Response(status=404)
+        self.num_listening += known is not None
+        try:
+            wait_s = float(request.headers.get("prefer", "wait=0").removeprefix("wait="))
+            if known and not await self._changes.is_newer(known, wait_s):
+                return web.Response(status=304)
+        finally:
+            self.num_listening -= known is not None
+        text = self.exposition or self.counted()
+        return web.Response(text=text, headers={"etag": self._changes.tag})
 
     def counted(self) -> str:
         lines = []

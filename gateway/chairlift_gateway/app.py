@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from chairlift_gateway.arrivals import ArrivalsPage, Changes
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import EndpointSource
 from chairlift_gateway.metrics import GatewayMetrics
@@ -31,15 +32,19 @@ BATCH_PREFIX = "/batch"
 class Gateway:
     """`app` serves; the rest is for whoever starts and stops it."""
 
-    def __init__(self, proxy: Proxy, upstream: Upstream, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, proxy: Proxy, upstream: Upstream, metrics: GatewayMetrics, changes: Changes
+    ) -> None:
         self._proxy = proxy
         self._upstream = upstream
         self._metrics = metrics
+        self._changes = changes
         self._is_draining = False
         self.app = self._build_app()
 
     def begin_drain(self) -> None:
         self._is_draining = True
+        self._changes.end()
 
     def cut_off(self) -> None:
         self._proxy.cut_off()
@@ -65,6 +70,7 @@ class Gateway:
                 Route(wire.LIVE_PATH, self._live),
                 Route(wire.READY_PATH, self._ready),
                 Route(wire.METRICS_PATH, self._show_metrics),
+                Route(wire.ARRIVALS_PATH, ArrivalsPage(self._metrics, self._changes).__call__),
             ],
             exception_handlers={HTTPException: _refuse},
         )
@@ -87,7 +93,8 @@ class Gateway:
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIterator[Gateway]:
     """A gateway whose list of replicas is kept up to date; a watch that dies takes it down."""
-    metrics = GatewayMetrics()
+    changes = Changes()
+    metrics = GatewayMetrics(changes.note)
     async with open_session() as session, asyncio.TaskGroup() as tasks:
         hold_s = {
             wire.RequestClass.INTERACTIVE: config.hold_s,
@@ -97,7 +104,7 @@ async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIt
         upstream.publish(source.latest())
         watching = tasks.create_task(source.watch(upstream.publish))
         try:
-            yield Gateway(Proxy(config, upstream, metrics), upstream, metrics)
+            yield Gateway(Proxy(config, upstream, metrics), upstream, metrics, changes)
         finally:
             watching.cancel()
             await upstream.close()

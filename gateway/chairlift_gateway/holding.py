@@ -63,8 +63,7 @@ class Holding:
             raise HoldFull
         waiter = asyncio.get_running_loop().create_future()
         queue.append(waiter)
-        gauge = self._metrics.held.labels(request_class.value)
-        gauge.inc()
+        self._metrics.count_held(request_class, +1)
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
@@ -72,7 +71,7 @@ class Holding:
         except TimeoutError:
             return False
         finally:
-            gauge.dec()
+            self._metrics.count_held(request_class, -1)
             with suppress(ValueError):
                 queue.remove(waiter)
 

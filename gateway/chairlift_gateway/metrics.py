@@ -7,6 +7,8 @@ and `holding` write; `app` shows it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from chairlift_protocol import metrics as names
@@ -74,9 +76,13 @@ CLIENT_LEFT = 499
 
 
 class GatewayMetrics:
-    """Both classes show from the start, because an absent series is not a zero."""
+    """Both classes show from the start, because an absent series is not a zero.
 
-    def __init__(self) -> None:
+    on_change: hears of every arrival, and of every request that is held or let go.
+    """
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._on_change = on_change
         self._registry = registry = CollectorRegistry()
         self.received = Counter(
             names.REQUESTS_RECEIVED,
@@ -128,8 +134,21 @@ class GatewayMetrics:
         for stage in ("before_answer", "in_answer"):
             self.upstream_failures.labels(stage)
 
+    def count_arrival(self, request_class: RequestClass) -> None:
+        self.received.labels(request_class.value).inc()
+        self._on_change()
+
+    def count_held(self, request_class: RequestClass, more: int) -> None:
+        self.held.labels(request_class.value).inc(more)
+        self._on_change()
+
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
+
+    def arrivals(self) -> bytes:
+        """The part of it that tells how much is asked of the pool."""
+        told = [names.REQUESTS_RECEIVED, names.GATEWAY_HELD]
+        return generate_latest(self._registry.restricted_registry(told))
 
 
 class TokenClock:

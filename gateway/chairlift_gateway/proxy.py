@@ -129,7 +129,7 @@ class Proxy:
             yield
             return
         label = arrival.request_class.value
-        self._metrics.received.labels(label).inc()
+        self._metrics.count_arrival(arrival.request_class)
         with self._metrics.in_flight.labels(label).track_inprogress():
             yield
         self._metrics.responses.labels(label, str(int(reply.outcome))).inc()

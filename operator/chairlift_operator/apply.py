@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.decisions import Action, SetPolicy, SetReplicas
-from chairlift_operator.engine_client import EngineClient, EngineError
+from chairlift_operator.engine_client import EngineClient
+from chairlift_operator.http_asking import EngineError
 
 
 async def apply_actions(

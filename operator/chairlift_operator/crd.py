@@ -13,14 +13,12 @@ from typing import Any, Final
 
 import yaml
 
+from chairlift_operator.api_group import GROUP, KIND, PLURAL, VERSION
 from chairlift_operator.crd_text import DESCRIPTIONS, PLACES
 from chairlift_operator.spec import PoolSpec
 from chairlift_operator.status_model import PoolStatus
 from chairlift_operator.structural_schema import Annotations, Json, Rule, schema_of
 
-GROUP: Final = "chairlift.dev"
-VERSION: Final = "v1alpha1"
-PLURAL: Final = "inferencepools"
 _NAME: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Messages say no values: the server shows them, and an expression that spells out a number is
@@ -111,7 +109,7 @@ _COLUMNS = (
 def definition() -> Json:
     notes = Annotations(DESCRIPTIONS, RULES, EXTRA)
     names = {
-        "kind": "InferencePool",
+        "kind": KIND,
         "listKind": "InferencePoolList",
         "plural": PLURAL,
         "singular": "inferencepool",

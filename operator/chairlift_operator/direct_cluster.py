@@ -18,10 +18,10 @@ from chairlift_operator.cluster import ActionResult
 from chairlift_operator.decisions import Action, SetReplicas
 from chairlift_operator.engine_client import (
     EngineClient,
-    EngineError,
     ReplicaEndpoint,
-    read_gateway,
 )
+from chairlift_operator.gateway_client import read_gateway
+from chairlift_operator.http_asking import EngineError
 from chairlift_operator.observing import observe_engine
 from chairlift_operator.snapshot import GatewaySnapshot, Phase, ReplicaSnapshot, Snapshot
 from chairlift_protocol.wire import RequestClass

@@ -8,31 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 
-from chairlift_operator.exposition import (
-    EngineSample,
-    ExpositionError,
-    GatewayClassSample,
-    parse_engine_metrics,
-    parse_gateway_metrics,
-)
+from chairlift_operator.exposition import EngineSample, ExpositionError, parse_engine_metrics
+from chairlift_operator.http_asking import TIMEOUT_S, EngineError, Http
 from chairlift_operator.snapshot import PolicyReadback
 from chairlift_protocol import wire
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
-
-# Under a tick, so that one hung engine delays nothing; above a CPU engine's longest step, between
-# two of which a policy takes effect.
-TIMEOUT_S: Final = 3.0
-MAX_BODY_BYTES: Final = 4 << 20
-
-
-class EngineError(RuntimeError):
-    """An engine did not answer, or not as it should; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +40,7 @@ class EngineClient:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.endpoint = endpoint
-        self._http = _Http(session, timeout_s)
+        self._http = Http(session, timeout_s)
 
     async def scrape(self) -> EngineSample:
         text = await self._http.ask("GET", self.endpoint.public_url + wire.METRICS_PATH)
@@ -98,61 +83,8 @@ class EngineClient:
         return await self._http.ask(method, url, headers=headers, json=body)
 
 
-async def read_gateway(
-    session: aiohttp.ClientSession, url: str, timeout_s: float = TIMEOUT_S
-) -> tuple[GatewayClassSample, ...]:
-    """Arrivals and held requests by class, from a gateway's metrics."""
-    text = await _Http(session, timeout_s).ask("GET", url + wire.METRICS_PATH)
-    try:
-        return parse_gateway_metrics(text)
-    except ExpositionError as error:
-        raise EngineError(f"metrics of the gateway: {error}") from error
-
-
-class _Http:
-    def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
-        self._session = session
-        self._timeout = _timeout(timeout_s)
-
-    async def ask(self, method: str, url: str, **options: Any) -> str:
-        try:
-            async with self._session.request(
-                method, url, timeout=self._timeout, allow_redirects=False, **options
-            ) as response:
-                text = await _bounded_text(response)
-                if response.status != 200:
-                    raise EngineError(f"{method} {url} answered {response.status}: {_brief(text)}")
-                return text
-        except TimeoutError:
-            raise EngineError(f"{method} {url} took over {self._timeout.total:g} s") from None
-        except aiohttp.ClientError as error:
-            raise EngineError(f"{method} {url} failed: {error or type(error).__name__}") from error
-
-
-@cache
-def _timeout(total_s: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=total_s)
-
-
-async def _bounded_text(response: aiohttp.ClientResponse) -> str:
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(1 << 16):
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise EngineError(f"{response.url} answered more than {MAX_BODY_BYTES} bytes")
-    return body.decode(errors="replace")
-
-
 def _readback(text: str) -> PolicyReadback:
     try:
         return PolicyReadback.from_json(json.loads(text))
     except (ValueError, OverflowError, RecursionError) as error:  # PolicyError among them
         raise EngineError(f"policy answer not understood: {error}") from error
-
-
-def _brief(text: str) -> str:
-    """The message of an OpenAI-style error body, else the beginning of the text."""
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return text.strip()[:200]

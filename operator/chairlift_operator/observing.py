@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from chairlift_operator.engine_client import EngineClient, EngineError
+from chairlift_operator.engine_client import EngineClient
 from chairlift_operator.exposition import EngineSample
+from chairlift_operator.http_asking import EngineError
 from chairlift_operator.snapshot import Phase, ReplicaSnapshot
 
 

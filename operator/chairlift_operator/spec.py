@@ -7,12 +7,12 @@ fields that work are here: anything else is refused by name.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, Strict
 
+from chairlift_operator.spec_metrics import Metrics
 from chairlift_operator.spec_pods import Gateway
 from chairlift_operator.spec_runtime import Model, Runtime
 from chairlift_operator.spec_values import (
@@ -28,18 +28,12 @@ from chairlift_operator.spec_values import (
     PoolName,
     at_least,
     format_duration,
-    matching,
-    printable,
 )
 from chairlift_protocol.wire import RequestClass
 
-API_VERSION = "chairlift.dev/v1alpha1"
-KIND = "InferencePool"
 LEAST_RETURN_S: Final = 10.0  # two ticks: one to see it, one in case the write is lost
 # A step of batch work may take this long: drains, aborts and policies wait for its end.
 BATCH_STEP_S: Final = 1.0
-# Without user names and passwords: a spec is no place for them.
-PROMETHEUS_URL: Final = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,27 +199,6 @@ class Autoscaling:
         300.0
     )
     drain_timeout_s: Annotated[Duration, Field(alias="drainTimeout")] = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """source: None takes the operator's own Prometheus, or Direct where it has none. url: None too
-    takes the operator's."""
-
-    __pydantic_config__ = SPEC_CONFIG
-    source: Literal["Direct", "Prometheus"] | None = None
-    url: (
-        Annotated[
-            str,
-            matching(PROMETHEUS_URL, "must look like http://prometheus.monitoring:9090"),
-            printable(500),
-        ]
-        | None
-    ) = None
-
-    def __post_init__(self) -> None:
-        if self.url is not None and self.source != "Prometheus":
-            raise ValueError("url only works with 'source: Prometheus': set that, or remove url")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from chairlift_operator.api_group import API_VERSION, KIND
 from chairlift_operator.plain_yaml import NotYaml, read_yaml
-from chairlift_operator.spec import API_VERSION, KIND, InferencePool
+from chairlift_operator.spec import InferencePool
 
 _ADAPTER: TypeAdapter[InferencePool] = TypeAdapter(InferencePool)
 _TAGS = frozenset({"named", "file", "costs"})  # of the profile union; not part of the user's path

@@ -24,6 +24,9 @@ READY_PATH: Final = "/health/ready"
 METRICS_PATH: Final = "/metrics"
 LOAD_PATH: Final = "/load"
 
+# Gateway, beside /metrics: what arrived; may be asked to answer only once that changes.
+ARRIVALS_PATH: Final = "/arrivals"
+
 # Engine, admin port; every call carries `Authorization: Bearer <admin token>`.
 ADMIN_POLICY_PATH: Final = "/admin/policy"
 ADMIN_DRAIN_PATH: Final = "/admin/drain"

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from chairlift_operator.decisions import SetPolicy, SetReplicas
 from chairlift_operator.direct_cluster import DirectCluster, StartingReplica
-from chairlift_operator.engine_client import EngineClient, EngineError, ReplicaEndpoint
+from chairlift_operator.engine_client import EngineClient, ReplicaEndpoint
+from chairlift_operator.http_asking import EngineError
 from chairlift_operator.snapshot import Phase
 from chairlift_protocol import wire
 from chairlift_protocol.policy import Generation, Policy, SloThresholds

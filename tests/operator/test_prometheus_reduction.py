@@ -111,6 +111,15 @@ def test_all_is_known_of_a_pool_that_is_well() -> None:
     assert values["interactive/kvPeak[5m]"] == Value(0.5, NOW_S - 5.0, "Prometheus: kvPeak[5m]")
 
 
+@given(st.floats(1e-3, 1e12))
+def test_nothing_bad_is_a_hundred_percent_to_the_last_digit(good: float) -> None:
+    """Increases are extrapolated, so they are any number: 100 * 0.07 / 0.07 is more than 100."""
+    windows = windows_of(batch_of(answers(good, bad=0.0)), POOL)
+    values = [s.signal.value for s in windows.shares if isinstance(s.signal, Value)]
+    assert set(values) <= {100.0}
+    assert values or good < 1
+
+
 def test_gaps_count_as_steps_and_first_tokens_as_themselves() -> None:
     found = answers(good=950.0, bad=50.0)
     found["steps[5m]"] = [series(pod, 20.0) for pod in ENGINE_PODS]

@@ -14,9 +14,11 @@ import pytest
 
 from chairlift_e2e.fake_kube import FakeKube
 from chairlift_operator.kube.children import Owner
+from chairlift_operator.kube.listening import Listening
 from chairlift_operator.kube.pod_view import Mark, PodView
-from chairlift_operator.kube.pool_controller import PoolController, Tools
+from chairlift_operator.kube.pool_controller import PoolController
 from chairlift_operator.kube.settings import Images, Settings
+from chairlift_operator.kube.tools import Tools
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import parse_pool
 from chairlift_protocol.wire import RequestClass
@@ -161,7 +163,9 @@ def run(settings: Settings) -> Callable[..., None]:
         clock, api = Clock(), cast(Any, kube)
         async with aiohttp.ClientSession() as session:
             try:
-                yield Turned(kube, Tools(api, session, kube.stores, settings, clock), clock)
+                listening = Listening(session, clock)
+                tools = Tools(api, session, kube.stores, settings, clock, listening)
+                yield Turned(kube, tools, clock)
             finally:
                 await kube.close()
 

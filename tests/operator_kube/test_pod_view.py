@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from chairlift_operator.exposition import GatewayClassSample
+from chairlift_operator.kube.gateways import summed
 from chairlift_operator.kube.objects import PoolObjects, Stores
-from chairlift_operator.kube.observing import progress_of, summed
+from chairlift_operator.kube.observing import progress_of
 from chairlift_operator.kube.paths import CHILD_KINDS
 from chairlift_operator.kube.pod_view import PodView, pod_view
 from chairlift_operator.kube.watching import Store

@@ -21,8 +21,9 @@ from chairlift_operator.kube.polling import (
     WINDOWS_TOO_OLD_S,
     Polling,
     PrometheusReader,
+    counted_thresholds_ms,
+    prometheus_url,
 )
-from chairlift_operator.kube.pool_controller import counted_thresholds_ms, prometheus_url
 from chairlift_operator.kube.settings import REST_S, Settings, SettingsError
 from chairlift_operator.prometheus.asking import MAX_BODY_BYTES, PrometheusClient
 from chairlift_operator.prometheus.batch import PoolPods

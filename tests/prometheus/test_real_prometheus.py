@@ -64,9 +64,10 @@ def test_attainment_peaks_and_arrivals_come_in_one_batch(world: World) -> None:
 
     windows = world.until(read, lambda w: has_values(w) and w.is_known)
     assert percent(windows) == pytest.approx(80.0, abs=2.0)
-    assert share(windows, "ttft", 3600.0) == Value(
-        100.0, share(windows).observed_at_s, "Prometheus: sloEvents[1h]"
-    )
+    first = share(windows, "ttft", 3600.0)
+    assert isinstance(first, Value) and first.value == 100.0
+    assert first.source == "Prometheus: sloEvents[1h]"
+    assert first.observed_at_s == share(windows).observed_at_s
     waiting, kv = (quantity(windows, f"interactive/{n}[5m]") for n in ("waitingPeak", "kvPeak"))
     assert isinstance(waiting, Value) and waiting.value == 2.0
     assert isinstance(kv, Value) and kv.value == 0.25
@@ -80,10 +81,15 @@ def test_a_sample_is_dated_by_its_scrape_and_not_by_the_question(world: World) -
     engine.serve_gaps(10.0, 0.0)
     world.until(lambda: world.windows(team, "chat-a"), has_values)
     begin_s = time.time()
-    dates_s = {share(world.windows(team, "chat-a")).observed_at_s for _ in range(12)}
-    num_scrapes = time.time() - begin_s
-    assert len(dates_s) <= num_scrapes + 2 < 12
-    assert all(begin_s - 3.0 <= at_s <= time.time() for at_s in dates_s)
+    dates_s: list[float | None] = []
+
+    def dated() -> list[float | None]:
+        dates_s.append(share(world.windows(team, "chat-a")).observed_at_s)
+        return dates_s
+
+    eventually("two questions find one scrape", lambda: len(dated()) > len(set(dates_s)))
+    eventually("a later one is found", lambda: len(set(dated())) > 1)
+    assert all(at_s and begin_s - 3.0 <= at_s <= time.time() for at_s in dates_s)
 
 
 def test_eight_processes_of_a_pod_count_as_one_pod(world: World) -> None:
@@ -139,7 +145,8 @@ def test_two_jobs_that_scrape_one_pod_do_not_count_it_twice(world: World) -> Non
         lambda: len(world.query(f'up{{namespace="{team}", pod="chat-a"}}')) == 2,
     )
     windows = world.until(
-        lambda: world.windows(team, "chat-a", "chat-b"), lambda w: abs(percent(w) - 50) < 5
+        lambda: world.windows(team, "chat-a", "chat-b"),
+        lambda w: has_values(w) and abs(percent(w) - 50) < 5,
     )
     waiting = quantity(windows, "interactive/waitingPeak[5m]")
     assert isinstance(waiting, Value) and waiting.value == 4.0
@@ -323,7 +330,6 @@ def test_a_pod_out_of_reach_is_read_from_its_last_scrape(world: World) -> None:
     engine.series[f'{metrics.POLICY_GENERATION}{{part="term"}}'] = 3
     engine.series[f'{metrics.POLICY_GENERATION}{{part="counter"}}'] = 9
     door.serve_arrivals(50.0)
-    world.until(lambda: world.windows(team, "chat-a"), lambda w: reason(w) == "NotANumber")
     pods = ((team, "chat-a"), (team, "chat-b"))
 
     async def read(reader: PrometheusReader) -> list[PodSeries | str]:
@@ -332,7 +338,12 @@ def test_a_pod_out_of_reach_is_read_from_its_last_scrape(world: World) -> None:
         await reader.poll_samples()
         return [reader.sample(pod) for pod in pods]
 
-    told, gateway = world.run(read)
+    def is_told() -> list[PodSeries | str] | None:
+        latest = world.run(read)
+        is_whole = all(isinstance(told, PodSeries) for told in latest)
+        return latest if is_whole and latest[0].engine().policy_generation else None
+
+    told, gateway = eventually("both were scraped as they are now", is_told)
     assert isinstance(told, PodSeries) and isinstance(gateway, PodSeries)
     assert time.time() - 3.0 <= told.at_s <= time.time()
     sample = told.engine()

@@ -14,7 +14,7 @@ from typing import Any
 from chairlift_operator.apply import apply_actions
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.decisions import Action, SetReplicas
-from chairlift_operator.engine_client import EngineError
+from chairlift_operator.http_asking import EngineError
 from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.draining import (

@@ -43,7 +43,9 @@ def children(pool: InferencePool, owner: Owner, settings: Settings) -> list[Json
     manifests = [network_policy(pool, settings)]
     for request_class in classes_of(pool):
         manifests.append(_service(pool, request_class))
-        manifests.append(_disruption_budget(pool, request_class))
+        name = names.engines(pool.name, request_class)
+        selector = names.engine_selector(pool.name, request_class)
+        manifests.append(gateway_children.disruption_budget(name, selector))
     manifests += gateway_children.gateway_children(pool, settings)
     manifests += [engine_deployment(pool, c, settings) for c in classes_of(pool)]
     return [owned(manifest, pool, owner) for manifest in manifests]
@@ -108,21 +110,6 @@ def _service(pool: InferencePool, request_class: RequestClass) -> Json:
                     "protocol": "TCP",
                 }
             ],
-        },
-    }
-
-
-def _disruption_budget(pool: InferencePool, request_class: RequestClass) -> Json:
-    """A drained node takes one replica of a class at a time."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": names.engines(pool.name, request_class)},
-        "spec": {
-            "maxUnavailable": 1,
-            # A replica that is no use yet, or no more, does not hold up a node.
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": names.engine_selector(pool.name, request_class)},
         },
     }
 

@@ -43,7 +43,7 @@ def gateway_children(pool: InferencePool, settings: Settings) -> list[Json]:
             "subjects": [account],
         },
         _service(pool),
-        _disruption_budget(pool),
+        disruption_budget(names.gateway(pool.name), names.gateway_selector(pool.name)),
         _deployment(pool, settings),
     ]
 
@@ -71,15 +71,17 @@ def _service(pool: InferencePool) -> Json:
     }
 
 
-def _disruption_budget(pool: InferencePool) -> Json:
+def disruption_budget(name: str, selector: Json) -> Json:
+    """A drained node takes one pod at a time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": names.gateway(pool.name)},
+        "metadata": {"name": name},
         "spec": {
             "maxUnavailable": 1,
+            # A pod that is no use yet, or no more, does not hold up a node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": names.gateway_selector(pool.name)},
+            "selector": {"matchLabels": selector},
         },
     }
 

@@ -19,12 +19,13 @@ from chairlift_operator.control_loop import AnchoredClock
 from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.lease import Lease
+from chairlift_operator.kube.listening import Listening
 from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.operator_metrics import OperatorMetrics
 from chairlift_operator.kube.pacing import turn_of
 from chairlift_operator.kube.paths import CHILD_KINDS, POD, POOL, Kind
 from chairlift_operator.kube.polling import Polling
-from chairlift_operator.kube.pool_controller import PoolController, Tools
+from chairlift_operator.kube.pool_controller import PoolController
 from chairlift_operator.kube.settings import (
     KEEPALIVE_S,
     NUM_CONCURRENT_POOLS,
@@ -34,6 +35,7 @@ from chairlift_operator.kube.settings import (
     Settings,
 )
 from chairlift_operator.kube.starting import until_served
+from chairlift_operator.kube.tools import Tools
 from chairlift_operator.kube.watching import PoolKey, Reflector, Store
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,8 @@ class Operator:
                         await self._until(reflector.is_synced)
                     self.is_synced = True
                     clock = AnchoredClock()
+                    listening = Listening(session, clock)
+                    tasks.create_task(listening.run())
                     polling = Polling(session, clock, self.metrics.count_answer)
                     tasks.create_task(polling.run())
                     tools = Tools(
@@ -96,6 +100,7 @@ class Operator:
                         stores=stores,
                         settings=self._settings,
                         now_s=clock,
+                        listening=listening,
                         on_plan=self.metrics.count_plan,
                         polling=polling,
                         on_snapshot=self.metrics.count_snapshot,
@@ -129,8 +134,10 @@ class Operator:
             if is_leading and time.monotonic() >= due_s:
                 due_s = max(due_s + TICK_S / NUM_TURNS, time.monotonic())
                 turn = (turn + 1) % NUM_TURNS
-                whose = [key for key in self._known() if turn_of(key, NUM_TURNS) == turn]
-                self._begin(whose, "tick", tools, term, tasks)
+                if turn == 0:
+                    self._forget_gone()
+                whose = [key for key in list(self._pools) if turn_of(key, NUM_TURNS) == turn]
+                self._begin(filter(self._is_known, whose), "tick", tools, term, tasks)
             if is_leading:  # on a tick too: it may have cut short the wait for a flurry's end
                 self._begin(self._take_changed(), "change", tools, term, tasks)
             await self._wait(due_s if is_leading else time.monotonic() + 1.0)
@@ -145,13 +152,15 @@ class Operator:
         except TimeoutError:
             return
 
-    def _known(self) -> list[PoolKey]:
-        pools = self._pools.items()
-        known = [k for k, body in pools if _uid(body) not in self._gone and self._is_ours(k)]
-        for key in set(self._controllers) - set(known):
+    def _forget_gone(self) -> None:
+        known = set(filter(self._is_known, self._pools))
+        for key in set(self._controllers) - known:
             del self._controllers[key]
         self.metrics.pools.set(len(known))
-        return known
+
+    def _is_known(self, key: PoolKey) -> bool:
+        body = self._pools.get(key)
+        return body is not None and _uid(body) not in self._gone and self._is_ours(key)
 
     def _take_changed(self) -> list[PoolKey]:
         """Those whose turn is not over stay: it may have begun before the change."""

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from chairlift_operator.api_group import API_VERSION as API_VERSION
+from chairlift_operator.api_group import GROUP as GROUP
+from chairlift_operator.api_group import KIND as KIND
+from chairlift_operator.api_group import PLURAL as PLURAL
+from chairlift_operator.api_group import VERSION as VERSION
 from chairlift_protocol.wire import RequestClass
-
-GROUP: Final = "chairlift.dev"
-VERSION: Final = "v1alpha1"
-API_VERSION: Final = f"{GROUP}/{VERSION}"
-PLURAL: Final = "inferencepools"
-KIND: Final = "InferencePool"
 
 # Who writes which fields: a manager each, so that no apply of a manifest ever touches a count, a
 # rollout's state or a status.

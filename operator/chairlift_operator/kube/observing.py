@@ -9,15 +9,10 @@ from typing import Final
 
 import aiohttp
 
-from chairlift_operator.engine_client import (
-    EngineClient,
-    EngineError,
-    ReplicaEndpoint,
-    read_gateway,
-)
-from chairlift_operator.exposition import GatewayClassSample
+from chairlift_operator.engine_client import EngineClient, ReplicaEndpoint
 from chairlift_operator.kube import names
-from chairlift_operator.kube.objects import GatewayPod, PoolObjects
+from chairlift_operator.kube.gateways import GatewayReader, url_of
+from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.pod_view import ROLLOUT, PodView
 from chairlift_operator.kube.polling import SAMPLE, PrometheusReader
 from chairlift_operator.observing import observe_engine
@@ -25,8 +20,6 @@ from chairlift_operator.pool_windows import PoolWindows
 from chairlift_operator.prometheus.batch import PoolPods
 from chairlift_operator.prometheus.heartbeats import Pod
 from chairlift_operator.snapshot import (
-    GATEWAY_SOURCE,
-    GatewaySnapshot,
     Phase,
     ReplicaSnapshot,
     Snapshot,
@@ -45,7 +38,9 @@ class Observer:
         objects: PoolObjects,
         session: aiohttp.ClientSession,
         now_s: Callable[[], float],
+        gateways: GatewayReader,
     ) -> None:
+        self.gateways = gateways
         self._objects = objects
         self._session = session
         self._now_s = now_s
@@ -55,8 +50,8 @@ class Observer:
         assert pod.ip is not None
         endpoint = ReplicaEndpoint(
             pod.name,
-            _url(pod.ip, names.PUBLIC_PORT),
-            _url(pod.ip, names.ADMIN_PORT),
+            url_of(pod.ip, names.PUBLIC_PORT),
+            url_of(pod.ip, names.ADMIN_PORT),
             admin_token,
             pod.request_class,
             pod.mark is not None,
@@ -75,7 +70,7 @@ class Observer:
         self._served &= {pod.uid for pod in pods}
         self._served |= {pod.uid for pod in pods if pod.is_ready}
         gateway, seen = await asyncio.gather(
-            self.gateways(prometheus),
+            self.gateways.read(prometheus),
             asyncio.gather(*(self._replica(p, pods, admin_token, prometheus) for p in pods)),
         )
         return Snapshot(
@@ -176,53 +171,6 @@ class Observer:
             ]
         return to_come
 
-    async def gateways(self, prometheus: PrometheusReader | None) -> GatewaySnapshot:
-        """All of them together; where one cannot be read, arrivals are not known."""
-        asked = [g for g in self._objects.gateways() if g.ip is not None and g.is_ready]
-        if not asked:
-            return GatewaySnapshot(failure="no gateway is ready")
-        try:
-            read = await asyncio.gather(*(self._gateway(g, prometheus) for g in asked))
-        except EngineError as error:
-            return GatewaySnapshot(failure=str(error))
-        told = [source for _, _, source in read if source != GATEWAY_SOURCE]
-        return GatewaySnapshot(
-            summed([sample for sample, _, _ in read]),
-            min(at_s for _, at_s, _ in read),
-            source=told[0] if told else GATEWAY_SOURCE,
-        )
-
-    async def _gateway(
-        self, gateway: GatewayPod, prometheus: PrometheusReader | None
-    ) -> tuple[tuple[GatewayClassSample, ...], float, str]:
-        """Its counts, of when and from where; EngineError."""
-        assert gateway.ip is not None
-        try:
-            sample = await read_gateway(self._session, _url(gateway.ip, names.GATEWAY_PORT))
-            return sample, self._now_s(), GATEWAY_SOURCE
-        except EngineError as error:
-            if prometheus is None:
-                raise
-            told = prometheus.sample((self._objects.namespace, gateway.name))
-            if isinstance(told, str):
-                raise EngineError(f"{error}; {told}") from error
-            if (known := told.gateway()) is None:
-                raise EngineError(f"{error}; Prometheus lacks some of its series") from error
-            return known, told.at_s, f"Prometheus: {SAMPLE}"
-
-
-def summed(
-    samples: Sequence[tuple[GatewayClassSample, ...]],
-) -> tuple[GatewayClassSample, ...]:
-    """Arrivals of all gateways by class."""
-    told = [each for sample in samples for each in sample]
-    known = {c: [each for each in told if each.request_class is c] for c in RequestClass}
-    return tuple(
-        GatewayClassSample(c, sum(s.num_received for s in found), sum(s.num_held for s in found))
-        for c, found in known.items()
-        if found
-    )
-
 
 def progress_of(pod: PodView, now_s: float) -> str:
     """How far a pod is that does not serve, in words."""
@@ -251,8 +199,3 @@ def _is_newer(one: PodView, other: PodView) -> bool:
         other.created_s,
         other.name,
     )
-
-
-def _url(ip: str, port: int) -> str:
-    host = f"[{ip}]" if ":" in ip else ip
-    return f"http://{host}:{port}"

@@ -13,7 +13,7 @@ from typing import Final
 
 import aiohttp
 
-from chairlift_operator.kube.settings import REST_S, TICK_S
+from chairlift_operator.kube.settings import REST_S, TICK_S, Settings
 from chairlift_operator.kube.watching import PoolKey
 from chairlift_operator.pool_windows import PoolWindows
 from chairlift_operator.prometheus.asking import PrometheusClient
@@ -29,6 +29,8 @@ from chairlift_operator.prometheus.queries import (
 from chairlift_operator.prometheus.reduction import windows_of
 from chairlift_operator.prometheus.samples import PodSeries, pod_series
 from chairlift_operator.prometheus.series import Answer, PodKey
+from chairlift_operator.spec import InferencePool
+from chairlift_protocol.wire import RequestClass
 
 logger = logging.getLogger(__name__)
 
@@ -208,3 +210,21 @@ class Polling:
             logger.exception("%s of %s: this poll failed", work[1], work[0])
         finally:
             self._busy.discard(work)
+
+
+def prometheus_url(pool: InferencePool, settings: Settings) -> str | None:
+    """None for a pool that does without."""
+    metrics = pool.spec.metrics
+    if metrics.source == "Direct":
+        return None
+    return metrics.url.rstrip("/") if metrics.url else settings.prometheus_url
+
+
+def counted_thresholds_ms(pool: InferencePool) -> dict[tuple[RequestClass, str], float]:
+    """What is worth a look back: both objectives of interactive work, the longest wait of batch."""
+    own, batch = (pool.spec.aims(c).slo for c in (RequestClass.INTERACTIVE, RequestClass.BATCH))
+    return {
+        (RequestClass.INTERACTIVE, "itl"): own.inter_token_latency.threshold_ms,
+        (RequestClass.INTERACTIVE, "ttft"): own.time_to_first_token.threshold_ms,
+        (RequestClass.BATCH, "ttft"): batch.time_to_first_token.threshold_ms,
+    }

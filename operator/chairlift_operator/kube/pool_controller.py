@@ -7,32 +7,32 @@ ticks. Never both at once for one pool. A failure is told in the status and trie
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-
-import aiohttp
 
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.control_loop import ControlLoop, Tick
 from chairlift_operator.decisions import Action
 from chairlift_operator.kube import names
 from chairlift_operator.kube.acting import Actor
-from chairlift_operator.kube.api import Api, ApiError
+from chairlift_operator.kube.api import ApiError
 from chairlift_operator.kube.children import Owner, classes_of
+from chairlift_operator.kube.gateways import GatewayReader
 from chairlift_operator.kube.keeping import Keeper
-from chairlift_operator.kube.objects import PoolObjects, Stores
+from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.kube.pacing import is_due
-from chairlift_operator.kube.polling import Polling, PrometheusReader
+from chairlift_operator.kube.polling import PrometheusReader, counted_thresholds_ms, prometheus_url
 from chairlift_operator.kube.reporting import Reporter
 from chairlift_operator.kube.resting import is_at_rest, stirs
 from chairlift_operator.kube.rolling import Roller, RolloutState
-from chairlift_operator.kube.settings import REST_S, Settings
+from chairlift_operator.kube.settings import REST_S
 from chairlift_operator.kube.status import StatusInput, from_json, status_of
 from chairlift_operator.kube.tending import Tender
 from chairlift_operator.kube.tokens import Tokens
+from chairlift_operator.kube.tools import Tools
 from chairlift_operator.kube.watching import PoolKey
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan
@@ -46,22 +46,6 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What all pools share. api: writes only while this operator leads. polling: None where no
-    Prometheus may be asked.
-    """
-
-    api: Api
-    session: aiohttp.ClientSession
-    stores: Stores
-    settings: Settings
-    now_s: Callable[[], float]
-    on_plan: Callable[[Plan], None] = lambda made: None
-    polling: Polling | None = None
-    on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
-
-
 class PoolController:
     """Implements `cluster.Cluster` for its own control loop."""
 
@@ -73,7 +57,8 @@ class PoolController:
         self._body = body
         owner = Owner(self.uid, tools.settings.operator)
         self._objects = PoolObjects(key, tools.stores)
-        self._observer = Observer(self._objects, tools.session, tools.now_s)
+        gateways = GatewayReader(self._objects, tools.session, tools.listening, tools.now_s)
+        self._observer = Observer(self._objects, tools.session, tools.now_s, gateways)
         self._notes: list[tuple[str, str]] = []
         self._tender = Tender(self._objects, tools.api, tools.settings, owner, self._note)
         self._actor = Actor(
@@ -122,7 +107,7 @@ class PoolController:
             told = f"{decision.replica}: {decision.sentence}"  # logged by the loop
             self._notes.append((_event_reason(decision.field), told))
         self._note_rest(pool, tick)
-        await self._tried(self._keeper.keep(pool, self._loop.memory))
+        await self._tried(self._keep_planned(pool, self._loop.memory))
         await self._report(tick.plan)
 
     def _note_rest(self, pool: InferencePool, tick: Tick) -> None:
@@ -137,7 +122,7 @@ class PoolController:
         assert self._loop is not None
         if is_due(self._key, last.taken_at_s, self._tools.now_s(), REST_S):
             return False
-        seen = await self._observer.gateways(self._prometheus(self._loop.pool))
+        seen = await self._observer.gateways.hear(self._prometheus(self._loop.pool))
         self._loop.memory = self._loop.memory.with_arrivals(seen)
         return not stirs(last.gateway, seen)
 
@@ -209,6 +194,10 @@ class PoolController:
                 raise
             return (str(error),)
         return ()
+
+    async def _keep_planned(self, pool: InferencePool, memory: Memory) -> None:
+        if refused := await self._kept(pool, memory):
+            self._tell_refused(tuple(dict.fromkeys((*self._refused, *refused))))
 
     def _tell_refused(self, refused: tuple[str, ...]) -> None:
         for sentence in set(refused) - set(self._refused):
@@ -283,24 +272,6 @@ class PoolController:
     def _note(self, reason: str, note: str) -> None:
         logger.info("%s: %s", "/".join(self._key), note)
         self._notes.append((reason, note))
-
-
-def prometheus_url(pool: InferencePool, settings: Settings) -> str | None:
-    """None for a pool that does without."""
-    metrics = pool.spec.metrics
-    if metrics.source == "Direct":
-        return None
-    return metrics.url.rstrip("/") if metrics.url else settings.prometheus_url
-
-
-def counted_thresholds_ms(pool: InferencePool) -> dict[tuple[RequestClass, str], float]:
-    """What is worth a look back: both objectives of interactive work, the longest wait of batch."""
-    own, batch = (pool.spec.aims(c).slo for c in (RequestClass.INTERACTIVE, RequestClass.BATCH))
-    return {
-        (RequestClass.INTERACTIVE, "itl"): own.inter_token_latency.threshold_ms,
-        (RequestClass.INTERACTIVE, "ttft"): own.time_to_first_token.threshold_ms,
-        (RequestClass.BATCH, "ttft"): batch.time_to_first_token.threshold_ms,
-    }
 
 
 def _event_reason(field: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import time
 from typing import Any, Final
@@ -33,6 +34,7 @@ class OperatorProcess:
 
     def start(self, settings: Settings, pools: Pools) -> None:
         gc.set_threshold(*GC_THRESHOLDS)
+        _allow_many_connections()
         operator = self._operator = Operator(settings, pools)
         operator.metrics.serve(settings.metrics_port)
         self._task = asyncio.create_task(operator.run())
@@ -58,6 +60,12 @@ class OperatorProcess:
             raise RuntimeError(f"the loop has not turned for {silent_s:.0f} s")
         is_leading = operator.lease is not None and operator.lease.is_held()
         return {"leading": is_leading, "synced": operator.is_synced}
+
+
+def _allow_many_connections() -> None:
+    """Each pool keeps a few open, and the soft limit may be 1,024: it is that low for select()."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _end_process(task: asyncio.Task[None]) -> None:

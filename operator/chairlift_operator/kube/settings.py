@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from chairlift_operator.spec import PROMETHEUS_URL
+from chairlift_operator.spec_metrics import PROMETHEUS_URL
 
 TICK_S: Final = 5.0  # the loop's grid; what must be seconds fresh is read each time
 NUM_TURNS: Final = 5  # pools take turns within a tick, so that a thousand do not come at once

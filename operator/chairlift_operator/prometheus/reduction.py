@@ -126,7 +126,7 @@ class _Reduction:
         )
         lower, upper = bad_bounds(list(parts.values()), independent)
         boundaries = {p.boundary_ms for p in parts.values() if p.boundary_ms is not None}
-        good_percent = 100 * sum(part.num_good for part in parts.values()) / total
+        good_percent = 100 * (sum(part.num_good for part in parts.values()) / total)
         query = asked.bucket_query if boundaries else asked.query
         return replace(
             asked.share(Value(good_percent, roll.oldest_s, f"Prometheus: {query}")),

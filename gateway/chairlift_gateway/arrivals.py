@@ -1,0 +1,78 @@
+"""A page of what arrived and is held, which can be asked to answer only once that changes.
+
+`If-None-Match` (RFC 9110) says what the asker knows and `Prefer: wait=S` (RFC 7240) how long it
+would wait for something newer. So the operator hears of the first request after a pause at once,
+and quiet gateways cost it nothing. `app` serves it; `metrics` notes each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift_gateway.metrics import GatewayMetrics
+
+LONGEST_WAIT_S: Final = 60
+_WAIT: Final = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})(?=$|[,;\s])", re.IGNORECASE)
+
+
+class Changes:
+    """A number for each state, and who waits for the next."""
+
+    def __init__(self) -> None:
+        self._life = secrets.token_hex(4)  # another process counts from zero again
+        self._number = 0
+        self._next = asyncio.Event()
+        self._is_over = False
+
+    @property
+    def tag(self) -> str:
+        return f'"{self._life}-{self._number}"'
+
+    def note(self) -> None:
+        self._number += 1
+        self._wake()
+
+    def end(self) -> None:
+        """Nobody waits any more: the process is about to end."""
+        self._is_over = True
+        self._wake()
+
+    async def is_newer(self, tag: str, wait_s: float) -> bool:
+        """Than this tag, within that time."""
+        if tag == self.tag and not self._is_over:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._next.wait()
+        return tag != self.tag
+
+    def _wake(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+
+class ArrivalsPage:
+    """200 with the series and an ETag, or 304 where the asker's is the newest."""
+
+    def __init__(self, metrics: GatewayMetrics, changes: Changes) -> None:
+        self._metrics = metrics
+        self._changes = changes
+
+    async def __call__(self, request: Request) -> Response:
+        known = request.headers.get("if-none-match")
+        if known and not await self._changes.is_newer(known, _wait_s(request)):
+            return Response(status_code=304, headers={"etag": known})
+        headers = {"content-type": CONTENT_TYPE_LATEST, "etag": self._changes.tag}
+        return Response(self._metrics.arrivals(), headers=headers)
+
+
+def _wait_s(request: Request) -> int:
+    wanted = _WAIT.search(request.headers.get("prefer", ""))
+    return min(LONGEST_WAIT_S, int(wanted[1])) if wanted else 0
