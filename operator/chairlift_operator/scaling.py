@@ -153,11 +153,12 @@ def _input(view: ScalingView, request_class: RequestClass) -> ScaleInput:
 
 def _interactive_want(view: ScalingView) -> Want | None:
     arrivals, now_s = view.memory.scaling.arrivals, view.now_s
-    rate = arrivals.rate_per_s(INTERACTIVE, now_s)
+    rate = view.rate_per_s(INTERACTIVE)
     if rate is None:
         return None
     load = Workload.of(INTERACTIVE, view.serving(INTERACTIVE))
-    num_queued = load.num_waiting + arrivals.num_held(INTERACTIVE)
+    num_held = view.num_held(INTERACTIVE)
+    num_queued = load.num_waiting + num_held
     if rate == 0 and num_queued == 0 and load.num_running == 0:
         return Want(0, "no request arrives")
     per_replica = _interactive_rate(view)
@@ -165,9 +166,7 @@ def _interactive_want(view: ScalingView) -> Want | None:
         return None
     supply, warm_up_s = view.supply(INTERACTIVE), view.memory.scaling.warm_up_s
     expected = forecast(rate, arrivals.slope_per_s(INTERACTIVE, now_s), warm_up_s)
-    num_behind = num_backlogged(
-        load.queues, arrivals.num_held(INTERACTIVE), per_replica, supply.count, warm_up_s
-    )
+    num_behind = num_backlogged(load.queues, num_held, per_replica, supply.count, warm_up_s)
     # What queues while replicas start is no sign that still more are needed.
     num_extra = 0 if supply.num_pending else num_behind
     need = replicas_for_rate(expected, per_replica, num_extra, warm_up_s)

@@ -45,6 +45,28 @@ def test_batch_size_never_grows_with_any_cost_and_never_shrinks_with_the_objecti
     assert law.batch_size_for_latency(costs, target_s * factor, context) >= size
 
 
+@given(
+    costs_of,
+    st.floats(0.01, 1),
+    st.floats(1, 256),
+    st.floats(0, 4000),
+    st.sampled_from([f.name for f in fields(StepCosts)]),
+    st.floats(1, 10),
+)
+def test_step_tokens_never_grow_with_any_cost_and_never_shrink_with_the_objective(
+    costs: StepCosts, target_s: float, batch: float, context: float, part: str, factor: float
+) -> None:
+    assume(costs.prefill_s > 1e-6)
+    dearer = replace(costs, **{part: getattr(costs, part) * factor})
+    tokens = law.step_tokens_for_latency(costs, target_s, batch, context)
+    longer = law.step_tokens_for_latency(costs, target_s * factor, batch, context)
+    rounding = 1e-9 * abs(tokens) + 1e-9
+    assert longer >= tokens - rounding
+    # Of a step that cannot be made short enough, dearer prefill is worth fewer negative tokens.
+    if tokens >= batch:
+        assert law.step_tokens_for_latency(dearer, target_s, batch, context) <= tokens + rounding
+
+
 @given(costs_of, st.floats(0.01, 1), st.floats(1, 256), st.floats(0, 4000))
 def test_a_step_of_the_proposed_tokens_takes_the_allowed_time(
     costs: StepCosts, target_s: float, batch: float, context: float

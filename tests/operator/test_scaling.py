@@ -17,7 +17,14 @@ from chairlift_operator.decisions import SetPolicy, SetReplicas
 from chairlift_operator.exposition import ClassSample, EngineSample, GatewayClassSample, SloCount
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan, plan
-from chairlift_operator.pool_windows import LONG_S, SHORT_S, PoolWindows, Trouble, WindowedShare
+from chairlift_operator.pool_windows import (
+    LONG_S,
+    SHORT_S,
+    PoolWindows,
+    Trouble,
+    WindowedQuantity,
+    WindowedShare,
+)
 from chairlift_operator.replica_law import (
     FILL,
     Lengths,
@@ -31,7 +38,7 @@ from chairlift_operator.replica_law import (
     scale,
     sustainable_rate,
 )
-from chairlift_operator.signals import Unknown, Value
+from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_operator.snapshot import (
     EngineCapacity,
     GatewaySnapshot,
@@ -253,8 +260,12 @@ def test_slower_hardware_and_longer_requests_never_raise_what_a_replica_carries(
     slower = StepCosts(*(factor * c for c in (costs.fixed_s, costs.decode_s, costs.prefill_s, 0.0)))
     slower = replace(slower, kv_s=costs.kv_s * factor)
     assert 0 <= sustainable_rate(slower, 0.1, lengths, 64, 1e5) <= rate * (1 + 1e-9)
-    longer = replace(lengths, prompt_tokens=factor * lengths.prompt_tokens)
-    assert sustainable_rate(costs, 0.1, longer, 64, 1e5) <= rate * (1 + 1e-9)
+    for longer in (
+        replace(lengths, prompt_tokens=factor * lengths.prompt_tokens),
+        replace(lengths, output_tokens=factor * lengths.output_tokens),
+    ):
+        assert sustainable_rate(costs, 0.1, longer, 64, 1e5) <= rate * (1 + 1e-9)
+    assert sustainable_rate(costs, 0.1 * factor, lengths, 64, 1e5) >= rate * (1 - 1e-9)
     if rate > 0:
         need = replicas_for_rate(3.0, rate, 1, 30.0)
         assert replicas_for_rate(3.0 * factor, rate, 1, 30.0) >= need - 1e-9
@@ -589,6 +600,46 @@ def test_an_outage_of_prometheus_neither_stops_growth_nor_lifts_a_bound(make_poo
     fleet.pool = _fleet_pool(make_pool, most=2)
     list(fleet.run(300.0, interactive=4.0 * fleet.rate))
     assert fleet.count(INTERACTIVE) == 2
+
+
+def _scraped(arrivals_per_s: float | None) -> PoolWindows:
+    """All is known but, perhaps, arrivals."""
+    signal: Signal = Unknown("timed out", 0.0, "Prometheus: received")
+    if arrivals_per_s is not None:
+        signal = Value(arrivals_per_s, 0.0, "Prometheus: received")
+    if arrivals_per_s == 0:
+        signal = Idle(0.0, "Prometheus: received")
+    trouble = None if arrivals_per_s is not None else Trouble("QueryFailed", "timed out")
+    return replace(
+        _windows(99.0),
+        quantities=(WindowedQuantity("interactive/arrivals", signal),),
+        trouble=trouble,
+    )
+
+
+def test_where_gateways_are_out_of_reach_arrivals_are_those_that_prometheus_scraped(
+    make_pool: Make,
+) -> None:
+    fleet = Fleet(_fleet_pool(make_pool))
+    list(fleet.run(60.0, interactive=0.3 * fleet.rate))
+    fleet.blind = True
+    fleet.windows = _scraped(2.0 * fleet.rate)
+    grown = list(fleet.run(120.0, interactive=2.0 * fleet.rate))
+    count = fleet.count(INTERACTIVE)
+    assert count >= 3 and "requests/s arrive" in _says(grown)[0]
+    fleet.windows = _scraped(None)  # O1, O3: what nobody tells lowers nothing
+    assert not _says(list(fleet.run(400.0, interactive=0.3 * fleet.rate)))
+    assert fleet.count(INTERACTIVE) == count
+    fleet.windows = _scraped(0.0)  # O2: no arrivals among counters that are there is rest
+    list(fleet.run(800.0))
+    assert fleet.count(INTERACTIVE) == 1
+
+
+def test_what_the_gateways_say_themselves_comes_before_what_was_scraped(make_pool: Make) -> None:
+    fleet = Fleet(_fleet_pool(make_pool))
+    fleet.windows = _scraped(3.0 * fleet.rate)
+    list(fleet.run(120.0, interactive=0.3 * fleet.rate))
+    assert fleet.count(INTERACTIVE) == 1
 
 
 def test_late_first_tokens_ask_for_one_replica_and_for_another_only_if_it_does_not_help(
