@@ -29,7 +29,7 @@ from chairlift_e2e.processes import controllers, operator, running
 from chairlift_operator.kube.access import read_access
 from chairlift_operator.kube.api import Api
 from chairlift_operator.kube.paths import POOL, Kind
-from chairlift_operator.kube.settings import REST_S
+from chairlift_operator.kube.settings import LOOK_S, REST_S
 
 Json = dict[str, Any]
 NUM_POOLS: Final = 1000
@@ -37,8 +37,8 @@ NUM_NAMESPACES: Final = 20
 NUM_MAKERS: Final = 8
 NUM_CHANGES: Final = 120
 READY_WITHIN_S: Final = 900.0
-SETTLE_S: Final = 2.5 * REST_S  # idle for REST_S, then a first round of seldom looks
-WATCHED_S: Final = 180.0
+SETTLE_S: Final = REST_S + LOOK_S  # until idle pools are at rest, then a first round of looks
+WATCHED_S: Final = LOOK_S
 SHOWN_S: Final = 30.0
 METRICS_PORT: Final = 18082
 SYSTEM: Final = "chairlift-system"

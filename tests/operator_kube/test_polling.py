@@ -24,7 +24,7 @@ from chairlift_operator.kube.polling import (
     counted_thresholds_ms,
     prometheus_url,
 )
-from chairlift_operator.kube.settings import REST_S, Settings, SettingsError
+from chairlift_operator.kube.settings import LOOK_S, Settings, SettingsError
 from chairlift_operator.prometheus.asking import MAX_BODY_BYTES, PrometheusClient
 from chairlift_operator.prometheus.batch import PoolPods
 from chairlift_operator.prometheus.heartbeats import Pod
@@ -348,16 +348,16 @@ def test_windows_are_counted_against_the_thresholds_of_the_spec(make_pool: Any) 
 
 
 def test_a_pool_at_rest_still_knows_its_windows_at_its_next_look() -> None:
-    """It looks once a minute; were it forgotten meanwhile, each look would find nothing asked."""
+    """It looks seldom; were it forgotten meanwhile, each look would find nothing asked."""
 
     async def body(server: Pretended, reader: PrometheusReader, clock: Clock) -> None:
         reader.windows(("team", "chat"), POOL)
         await reader.poll_windows()
         for _ in range(4):
-            clock.now_s += REST_S / 2
+            clock.now_s += LOOK_S / 2
             assert reader.is_due
             await reader.poll_windows()
-            clock.now_s += REST_S / 2
+            clock.now_s += LOOK_S / 2
             await reader.poll_windows()
             told = reader.windows(("team", "chat"), POOL).trouble
             assert told is not None and "not been asked" not in told.message

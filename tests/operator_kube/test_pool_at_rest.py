@@ -52,9 +52,9 @@ def test_a_gateway_of_a_pool_at_rest_is_asked_nothing_while_it_is_silent(run: An
             while not gateway.num_listening:
                 await asyncio.sleep(0.001)
         before = gateway.num_shown
-        assert await looks(pool, engine, 36) == 3
+        assert await looks(pool, engine, 72) == 2
         assert gateway.num_listening == 1
-        assert gateway.num_shown - before == 3  # with the whole looks
+        assert gateway.num_shown - before == 2  # with the whole looks
 
     run(body)
 
@@ -67,18 +67,18 @@ def test_gateways_that_cannot_keep_silent_are_asked_each_tick(run: Any) -> None:
         gateway.has_page = False
         engine = await rested(pool)
         before = gateway.num_shown
-        assert await looks(pool, engine, 12) == 1
-        assert gateway.num_shown - before == 12
+        assert await looks(pool, engine, 36) == 1
+        assert gateway.num_shown - before == 36
         await arrive(pool, 3)
         assert await looks(pool, engine, 1) == 1
 
     run(body)
 
 
-def test_engines_of_a_pool_at_rest_are_asked_once_a_minute(run: Any) -> None:
+def test_engines_of_a_pool_at_rest_are_asked_every_three_minutes(run: Any) -> None:
     async def body(pool: Turned) -> None:
         engine = await rested(pool)
-        assert await looks(pool, engine, 36) == 3  # three minutes
+        assert await looks(pool, engine, 72) == 2  # six minutes
         assert pool.condition("MetricsAvailable")["reason"] == "Idle"
 
     run(body)

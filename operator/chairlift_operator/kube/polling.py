@@ -13,7 +13,7 @@ from typing import Final
 
 import aiohttp
 
-from chairlift_operator.kube.settings import REST_S, TICK_S, Settings
+from chairlift_operator.kube.settings import LOOK_S, TICK_S, Settings
 from chairlift_operator.kube.watching import PoolKey
 from chairlift_operator.pool_windows import PoolWindows
 from chairlift_operator.prometheus.asking import PrometheusClient
@@ -39,8 +39,8 @@ WINDOWS_TIMEOUT_S: Final = 15.0
 WINDOWS_TOO_OLD_S: Final = 3 * WINDOWS_EVERY_S
 SAMPLES_TIMEOUT_S: Final = 4.0  # within a tick
 LEAST_SAMPLES_RANGE_S: Final = 15.0
-# Who has not read for so long is gone, or another's: pools at rest read once a minute.
-UNREAD_S: Final = REST_S + 4 * TICK_S
+# Who has not read for so long is gone, or another's: pools at rest read seldom.
+UNREAD_S: Final = LOOK_S + 4 * TICK_S
 UNREAD_SAMPLES_S: Final = 4 * TICK_S
 SAMPLE: Final = "sample"
 Say = Callable[[Answer], None]

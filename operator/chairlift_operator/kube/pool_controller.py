@@ -28,7 +28,7 @@ from chairlift_operator.kube.polling import PrometheusReader, counted_thresholds
 from chairlift_operator.kube.reporting import Reporter
 from chairlift_operator.kube.resting import is_at_rest, stirs
 from chairlift_operator.kube.rolling import Roller, RolloutState
-from chairlift_operator.kube.settings import REST_S
+from chairlift_operator.kube.settings import LOOK_S, REST_S
 from chairlift_operator.kube.status import StatusInput, from_json, status_of
 from chairlift_operator.kube.tending import Tender
 from chairlift_operator.kube.tokens import Tokens
@@ -120,7 +120,7 @@ class PoolController:
 
     async def _rests_on(self, last: Snapshot) -> bool:
         assert self._loop is not None
-        if is_due(self._key, last.taken_at_s, self._tools.now_s(), REST_S):
+        if is_due(self._key, last.taken_at_s, self._tools.now_s(), LOOK_S):
             return False
         seen = await self._observer.gateways.hear(self._prometheus(self._loop.pool))
         self._loop.memory = self._loop.memory.with_arrivals(seen)

@@ -11,16 +11,15 @@ from chairlift_operator.spec_metrics import PROMETHEUS_URL
 
 TICK_S: Final = 5.0  # the loop's grid; what must be seconds fresh is read each time
 NUM_TURNS: Final = 5  # pools take turns within a tick, so that a thousand do not come at once
-# A pool that was idle for so long is at rest: its gateways are asked each tick, engines so often.
-REST_S: Final = 60.0
+REST_S: Final = 60.0  # a pool that was idle for so long is at rest: its gateways say when that ends
+LOOK_S: Final = 180.0  # between two looks at a pool at rest, for what gateways cannot tell
 RESYNC_S: Final = 60.0  # pools are listed anew, should a watch have missed an end
 # A watch may hang silently: the server ends it first, and a client that hears nothing gives up.
 WATCH_S: Final = 300.0
 WATCH_SILENCE_S: Final = WATCH_S + 30.0
 CONNECT_S: Final = 10.0
 REQUEST_S: Final = 20.0
-# Longer than between two looks at an engine at rest, shorter than engines and gateways keep it.
-KEEPALIVE_S: Final = REST_S + 10.0
+KEEPALIVE_S: Final = 70.0  # shorter than engines and gateways keep an idle connection
 # A pool's tick waits for engines and for the API server: many at once, but not a thousand sockets.
 NUM_CONCURRENT_POOLS: Final = 32
 LEASE_S: Final = 15.0  # a standby takes over so long after the leader's last renewal
