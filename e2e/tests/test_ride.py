@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chairlift_e2e.kube import Kube, Object, eventually
+from chairlift_e2e.kube import Kube, Object, eventually, is_true
 from chairlift_e2e.load import LoadPod
 from chairlift_e2e.pool import KIND, MODEL, Pool, component
 from chairlift_e2e.release import Release
@@ -97,7 +97,10 @@ def test_a_pool_becomes_ready_and_says_how_it_is(ride: Ride) -> None:
 
 def test_slow_hardware_lowers_step_tokens_then_batch_size_and_says_why(ride: Ride) -> None:
     ride.load("steady", REQUESTS_PER_S, 240.0)
-    ride.wait_decision("stepTokens", lambda before, after: before != after, 0, LEVER_S)
+    # The first step tokens may well be right: no decision need be made while all is well.
+    eventually(
+        "the pool meets its objectives", lambda: is_true(ride.pool.found(), "WithinSLO"), LEVER_S
+    )
     since = len(ride.decisions)
     ride.pool.set_step_times(2.5)
     lowered = ride.wait_decision("stepTokens", falls, since, LEVER_S)

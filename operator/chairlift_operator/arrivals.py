@@ -1,10 +1,13 @@
 """Arrivals at the gateway over time: how many a second, and whether they grow. Pure.
 
-A counter that went back begins a new history: the gateway restarted. Called by `scaling`.
+A step is no trend: where the last seconds hold far more than chance would bring, they count alone,
+and for as long as the step is in the means, none of it is taken for growth that goes on. A counter
+that went back begins a new history: the gateway restarted. Called by `scaling`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +18,8 @@ from chairlift_protocol.wire import RequestClass
 STALE_AFTER_S: Final = 15.0
 RATE_WINDOW_S: Final = 30.0
 SLOPE_WINDOW_S: Final = 60.0
+STEP_WINDOW_S: Final = 10.0
+STEP_SIGMAS: Final = 3.0  # of a Poisson process: once in a thousand windows
 _SLACK_S: Final = 0.5
 
 
@@ -42,21 +47,41 @@ class Arrivals:
 
     def rate_per_s(self, request_class: RequestClass, now_s: float) -> float | None:
         """None before two samples, or when the last is old."""
-        return self._rate(request_class, now_s) if self.is_fresh(now_s) else None
+        if not self.is_fresh(now_s):
+            return None
+        return self._step(request_class, now_s) or self._rate(request_class, now_s)
 
     def slope_per_s(self, request_class: RequestClass, now_s: float) -> float:
         """How fast the rate rose over the last minute, in requests a second each second."""
         latest = self._rate(request_class, now_s)
         earlier = self._rate(request_class, now_s - RATE_WINDOW_S)
-        if latest is None or earlier is None:
+        if latest is None or earlier is None or self._stepped(request_class, now_s):
             return 0.0
         return (latest - earlier) / RATE_WINDOW_S
 
-    def _rate(self, request_class: RequestClass, until_s: float) -> float | None:
+    def _stepped(self, request_class: RequestClass, now_s: float) -> bool:
+        return any(
+            self._step(request_class, at_s) is not None
+            for at_s, _ in self.points
+            if at_s >= now_s - SLOPE_WINDOW_S
+        )
+
+    def _step(self, request_class: RequestClass, until_s: float) -> float | None:
+        """The rate of the last seconds, where it is far above the mean that holds them too."""
+        mean = self._rate(request_class, until_s)
+        recent = self._rate(request_class, until_s, STEP_WINDOW_S)
+        if mean is None or recent is None:
+            return None
+        by_chance = STEP_SIGMAS * math.sqrt(max(1.0, mean * STEP_WINDOW_S)) / STEP_WINDOW_S
+        return recent if recent > mean + by_chance else None
+
+    def _rate(
+        self, request_class: RequestClass, until_s: float, window_s: float = RATE_WINDOW_S
+    ) -> float | None:
         window = [
             (at_s, _of(classes, request_class).num_received)
             for at_s, classes in self.points
-            if until_s - RATE_WINDOW_S - _SLACK_S <= at_s <= until_s
+            if until_s - window_s - _SLACK_S <= at_s <= until_s
         ]
         if len(window) < 2:
             return None

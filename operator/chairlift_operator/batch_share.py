@@ -6,7 +6,9 @@ falls when that is not enough: batch decodes fill steps that first tokens wait f
 slower than its model. It falls at once and comes back in doubling steps, each after a rest that is
 longer each time that it had to fall again; all of it comes back when no interactive work is left.
 A queue of interactive requests is a warning: the share halves before anything is missed, and
-doubles again once the queue has been short for a while. Called by `replica_plan`.
+doubles again once the queue has been short for a while. A tenth is batch work's own, however bad it
+gets: an emergency takes all of it for one tick, which frees the slots it holds. Called by
+`replica_plan`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from chairlift_operator.windows import Attainment
 SETTLE_S: Final = 15.0  # a window must pass before the share falls again for the same readings
 FIRST_DWELL_S: Final = 15.0
 LONGEST_DWELL_S: Final = 480.0
-LEAST_SHARE: Final = 0.1  # less would start one request in a while, and hurt as much
+LEAST_SHARE: Final = 0.1  # guaranteed; less would start one request in a while, and hurt as much
 FIRST_RAISE: Final = 0.25  # from nothing; then it doubles, as every miss takes it back at once
 # A first token may be waited for; this much of its objective spent in the queue alone is a warning.
 QUEUE_SHARE: Final = 0.1
@@ -75,6 +77,10 @@ class LendingInput:
     state: LendingState
     now_s: float
 
+    @property
+    def least(self) -> float:
+        return min(LEAST_SHARE, self.max_share)
+
 
 @dataclass(frozen=True, slots=True)
 class Lending:
@@ -88,16 +94,20 @@ def lend(given: LendingInput) -> Lending:
     given = _noting_queue(given)
     current, state = min(given.current, given.max_share), given.state
     rested_s = given.now_s - state.moved_at_s
-    to_take = current > 0 and given.served.has_borrowers
-    if to_take and (alarm := _alarm(given)):
+    to_take = current > given.least and given.served.has_borrowers
+    alarm = _alarm(given)
+    if to_take and alarm:
         return _moved(given, 0.0, alarm)
     missed = _missed(given)
     if to_take and missed and given.settled and rested_s >= SETTLE_S:
         reason = f"{missed}, step tokens and batch size are at their limits"
-        return _moved(given, _half(current), reason)
+        return _moved(given, _half(given), reason)
     if to_take and _queues(given) and rested_s >= SETTLE_S:
-        return _moved(given, _half(current), _said_of_queue(given), is_warning=True)
-    if current < given.max_share and given.may_grow and (given.served.is_idle or not missed):
+        return _moved(given, _half(given), _said_of_queue(given), is_warning=True)
+    if current < given.least and given.may_grow and not given.served.is_idle:
+        return _moved(given, given.least, "batch work's own share, after all of it was taken back")
+    is_well = given.served.is_idle or not (missed or alarm)
+    if current < given.max_share and given.may_grow and is_well:
         if raised := _raised(given, current, rested_s):
             return raised
     if current == given.max_share and rested_s >= LONGEST_DWELL_S:
@@ -124,10 +134,10 @@ def _raised(given: LendingInput, current: float, rested_s: float) -> Lending | N
     return _moved(given, higher, f"objectives met for {dwell_s:.0f} s")
 
 
-def _half(share: float) -> float:
-    """On a grid of 0.05; nothing rather than next to nothing."""
-    lower = math.floor(share * 10) / 20
-    return lower if lower >= LEAST_SHARE else 0.0
+def _half(given: LendingInput) -> float:
+    """On a grid of 0.05; no less than what is batch work's own."""
+    current = min(given.current, given.max_share)
+    return max(given.least, math.floor(current * 10) / 20)
 
 
 def _noting_queue(given: LendingInput) -> LendingInput:

@@ -53,6 +53,7 @@ class Demand:
 
     num_running and num_waiting: requests of every class.
     context_tokens: mean resident KV tokens of a sequence.
+    num_peak: most that ran and waited at once in the last minutes.
     num_borrowing, num_borrowing_waiting: batch work on an interactive replica, part of the former.
     oldest_own_waiting_s: how long the first of the others has waited to be scheduled.
     """
@@ -60,6 +61,7 @@ class Demand:
     num_running: float
     num_waiting: float
     context_tokens: float | None = None
+    num_peak: float = 0.0
     num_borrowing: float = 0.0
     num_borrowing_waiting: float = 0.0
     oldest_own_waiting_s: float = 0.0
@@ -142,13 +144,15 @@ def step_s_at(costs: StepCosts, step_tokens: float, batch: float, context_tokens
 
 
 def decodes_to_plan_for(demand: Demand, batch_size: int) -> tuple[float, ...]:
-    """Decodes that a full step may carry: those running, and all slots when requests wait.
+    """Decodes that a full step may carry: those running, and as many as there were of late.
 
     Both, because either may be the slower: a slot may cost more than the prefill token it displaces
-    (GPUs) or less (CPUs).
+    (GPUs) or less (CPUs). Slots that nobody was there to fill would only make steps smaller, and
+    each request that comes to wait would move them.
     """
-    running = min(batch_size, max(demand.num_running, MIN_APP_LIMITED_BATCH))
-    return (running, batch_size) if demand.num_waiting > 0 else (running,)
+    running = max(demand.num_running, MIN_APP_LIMITED_BATCH)
+    most = max(running, demand.num_running + demand.num_waiting, demand.num_peak)
+    return min(batch_size, running), min(batch_size, most)
 
 
 def step_tokens_floor(bounds: Bounds, num_running: float) -> int:

@@ -74,6 +74,7 @@ class ReplicaMemory:
 class ScalingMemory:
     """starting: since when replicas were seen to start. warm_up_s: how long that takes.
 
+    grown_at_s: when the newest interactive replica became ready.
     told: the counts last decided, and whether they were to be enforced: said once, not each tick.
     """
 
@@ -84,6 +85,7 @@ class ScalingMemory:
         default_factory=lambda: MappingProxyType({})
     )
     warm_up_s: float = FIRST_WARM_UP_S
+    grown_at_s: float = -math.inf
 
     def of(self, request_class: RequestClass) -> ScaleState:
         return self.states.get(request_class, ScaleState())

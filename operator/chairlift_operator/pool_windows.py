@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift_operator.signals import Signal, Unknown
+from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_protocol.wire import RequestClass
 
 SHORT_S: Final = 300.0
 LONG_S: Final = 3600.0
+ARRIVALS: Final = "arrivals"
 NOT_YET_ASKED: Final = "NotYetAsked"
 NOT_YET_SCRAPED: Final = "NotYetScraped"
 OBJECTIVES: Final = {"itl": "interTokenLatency", "ttft": "timeToFirstToken"}
@@ -82,6 +83,14 @@ class PoolWindows:
         signals = [share.signal for share in self.shares]
         signals += [quantity.signal for quantity in self.quantities]
         return self.trouble is None and not any(isinstance(s, Unknown) for s in signals)
+
+    def arrivals_per_s(self, request_class: RequestClass) -> float | None:
+        """At all gateways, over the last scrapes; None where that is not known."""
+        name = f"{request_class.value}/{ARRIVALS}"
+        signal = next((q.signal for q in self.quantities if q.name == name), None)
+        if isinstance(signal, Value):
+            return signal.value
+        return 0.0 if isinstance(signal, Idle) else None
 
     def is_burning(self, request_class: RequestClass, objective: str, bad_budget: float) -> bool:
         """More bad events than the objective allows, for sure, for minutes and for an hour."""

@@ -31,15 +31,16 @@ STALE_AFTER_S: Final = 15.0  # three ticks
 SHORT_WINDOW_S: Final = WINDOWS_S[0]
 CONTEXT_WINDOW_S: Final = 60.0
 PREEMPTION_WINDOW_S: Final = 120.0
+PEAK_WINDOW_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
     """What a replica's memory and sample say now.
 
-    failure: why this tick's sample is unusable. since_move: gaps since the last move, for the law;
-    inter_token and first_token: over all that is remembered, for people. full_share: of the steps
-    that since_move tells of, those whose budget was used up.
+    failure: why this tick's sample is unusable. since_move: gaps since the last move was obeyed,
+    for the law; inter_token and first_token: over all that is remembered, for people. full_share:
+    of the steps that since_move tells of, those whose budget was used up.
     """
 
     failure: str | None
@@ -91,6 +92,9 @@ def take_in(
         return memory
     in_force = seen.policy.effective.step_tokens
     model = learn(memory.model, means, in_force, now_s)
+    if model.num_changes > memory.model.num_changes:
+        # The trim made up for errors of a model that is no more.
+        memory = replace(memory, tuning=replace(memory.tuning, kappa=1.0))
     return replace(memory, model=model, learned_at_s=seen.sampled_at_s)
 
 
@@ -124,7 +128,8 @@ def read(
     inter_token = attainment(histories, gaps, budget, now_s)
     latest = memory.history.latest
     recent = memory.history.within(PREEMPTION_WINDOW_S, now_s)
-    since_move = attainment(histories, gaps, budget, now_s, moved_at_s)
+    in_force_s = _in_force_since_s(memory)
+    since_move = attainment(histories, gaps, budget, now_s, in_force_s)
     return Readings(
         failure=failure,
         health=_health(memory.history, failure, inter_token, now_s),
@@ -137,21 +142,37 @@ def read(
         first_token=attainment(histories, first, first_budget, now_s),
         first_since_lending=attainment(histories, first, first_budget, now_s, lending_at_s),
         first_just_now=attainment_over(histories, first, SHORT_WINDOW_S, now_s, lending_at_s),
-        full_share=_full_share(memory.history, seen, since_move, moved_at_s, now_s),
+        full_share=_full_share(memory.history, seen, since_move, in_force_s, now_s),
     )
+
+
+def _in_force_since_s(memory: ReplicaMemory) -> float:
+    """From which sample on an engine obeyed the last move; what is from before it is no reading of
+    these knobs. An engine that does not tell its policy obeyed at once."""
+    moved_at_s = memory.tuning.moved_at_s
+    latest = memory.history.latest
+    if memory.wanted is None or latest is None or latest.sample.policy_generation is None:
+        return moved_at_s
+    wanted = memory.wanted.generation
+    obeying = (
+        p.at_s
+        for p in memory.history.points
+        if p.at_s >= moved_at_s and p.sample.policy_generation == wanted
+    )
+    return next(obeying, math.inf)
 
 
 def _full_share(
     history: History,
     seen: ReplicaSnapshot,
     since_move: Attainment | None,
-    moved_at_s: float,
+    since_s: float,
     now_s: float,
 ) -> float:
     """As if prefill came in full steps only; all of them where it cannot be told."""
     if since_move is None or seen.policy is None:
         return 1.0
-    window = history.within(since_move.window_s, now_s, moved_at_s)
+    window = history.within(since_move.window_s, now_s, since_s)
     steps, decodes = window.increase("num_steps"), window.increase("step_decode_seqs")
     prefill = window.increase("step_prefill_tokens")
     if not steps or decodes is None or prefill is None:
@@ -179,10 +200,15 @@ def demand_of(history: History, seen: ReplicaSnapshot, now_s: float) -> Demand:
         return Demand(0.0, 0.0)
     sample, batch = latest.sample, latest.sample.of(RequestClass.BATCH)
     lends = seen.request_class is RequestClass.INTERACTIVE
+    peaks = (
+        (p.sample.num_running or 0.0) + (p.sample.num_waiting or 0.0)
+        for p in history.within(PEAK_WINDOW_S, now_s).points
+    )
     return Demand(
         num_running=sample.num_running or 0.0,
         num_waiting=sample.num_waiting or 0.0,
         context_tokens=_context_tokens(history.within(CONTEXT_WINDOW_S, now_s), seen),
+        num_peak=max(peaks, default=0.0),
         # An engine that does not tell classes apart is read as if all were interactive.
         num_borrowing=(batch.num_running or 0.0) if lends else 0.0,
         num_borrowing_waiting=(batch.num_waiting or 0.0) if lends else 0.0,

@@ -8,18 +8,18 @@ lowers nothing. Called by `scaling`, which reads the numbers together.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift_operator import law
 from chairlift_operator.spec_values import Bounds
-from chairlift_operator.step_time import StepCosts
+from chairlift_operator.step_time import LEAST_STEP_S, StepCosts
 
 FILL: Final = 0.75  # of what a replica can carry; the rest absorbs bursts
 SLOW_START_FILL: Final = 0.6  # when a new replica takes longer than SLOW_START_S
 SLOW_START_S: Final = 60.0
 TOLERANCE: Final = 1.05
-DRAIN_S: Final = 240.0  # a queue shall be gone by then
 KV_FILL: Final = 0.8
 KEPT_FILL: Final = 0.9  # of FILL: what one replica fewer may be filled to
 KEPT_KV: Final = 0.75
@@ -27,6 +27,7 @@ FALLEN_FILL: Final = 0.75  # of FILL: noise of a fifth up and down does not get 
 FORECAST: Final = 1.5
 REST_S: Final = 60.0  # between two changes, when the last of them shrinks
 FIRST_WARM_UP_S: Final = 30.0
+CALLED_OFF_S: Final = 30.0  # of low demand, before replicas that still start are called off
 BLOCKED_S: Final = 300.0  # after a replica found no room: until one is asked for again
 
 
@@ -76,6 +77,7 @@ class Want:
 class ScaleState:
     """wants: what was asked for over the last window, oldest first.
 
+    fell_at_s: since when demand has been far below what there is; None while it is not.
     blocked_at_s, blocked_because: when a replica last came up nowhere, and why.
     """
 
@@ -83,6 +85,7 @@ class ScaleState:
     changed_at_s: float = -math.inf
     asked_at_s: float = -math.inf
     num_missed_in_row: int = 0
+    fell_at_s: float | None = None
     blocked_at_s: float = -math.inf
     blocked_because: str = ""
 
@@ -121,18 +124,26 @@ class Scale:
 def sustainable_rate(
     costs: StepCosts, target_s: float, lengths: Lengths, max_batch: int, kv_tokens: float
 ) -> float:
-    """Requests a second that one replica carries with steps of `target_s`."""
-    context = lengths.context_tokens
-    per_token_s = costs.decode_s + costs.kv_s * context
-    per_request_s = costs.prefill_s * lengths.prompt_tokens + lengths.output_tokens * per_token_s
-    useful = max(0.0, 1 - costs.fixed_s / target_s)
-    by_time = useful / per_request_s if per_request_s > 0 else math.inf
+    """Requests a second that one replica carries with steps of at most `target_s`.
+
+    In balance each decode comes with as many prompt tokens as replace its request in time. As many
+    decodes run as steps of the target's length hold, or as there are slots or memory for: steps
+    are shorter then.
+    """
+    context, output_tokens = lengths.context_tokens, lengths.output_tokens
+    prompt_s = costs.prefill_s * lengths.prompt_tokens / output_tokens
+    decode_s = costs.decode_s + costs.kv_s * context + prompt_s
     slots = min(
         float(max_batch),
         law.batch_size_for_latency(costs, target_s, context),
         law.batch_size_for_memory(kv_tokens, context, preempting=False),
     )
-    return min(by_time, slots / (max(1.0, lengths.output_tokens) * target_s))
+    left_s = target_s - costs.fixed_s
+    num_decodes = min(slots, left_s / decode_s) if decode_s > 0 else slots
+    if left_s <= 0 or num_decodes <= 0:
+        return 0.0
+    step_s = max(LEAST_STEP_S, costs.fixed_s + num_decodes * decode_s)
+    return num_decodes / (output_tokens * step_s)
 
 
 def forecast(rate: float, slope_per_s: float, warm_up_s: float) -> float:
@@ -145,21 +156,23 @@ def fill(warm_up_s: float) -> float:
     return SLOW_START_FILL if warm_up_s > SLOW_START_S else FILL
 
 
-def unmet_rate(
-    arrivals_per_s: float, num_queued: float, per_replica: float, supply: Supply, warm_up_s: float
-) -> float:
-    """Requests a second that drain the queue in time, beyond what the supply has to spare."""
-    spare = max(0.0, supply.count * fill(warm_up_s) * per_replica - arrivals_per_s)
-    backlog = max(0.0, num_queued - arrivals_per_s)
-    return max(0.0, backlog / DRAIN_S - spare)
+def num_backlogged(
+    queues: Sequence[float], num_held: float, per_replica: float, num_supply: int, warm_up_s: float
+) -> int:
+    """Replicas that have more to do than a new one takes to come: none of them is there for what
+    arrives until then. num_held: at the gateway, for whoever is ready next."""
+    longest = per_replica * warm_up_s
+    if longest <= 0:
+        return 0
+    own = sum(queue > longest for queue in queues)
+    return min(max(own, num_supply), own + int(num_held / longest))
 
 
 def replicas_for_rate(
-    arrivals_per_s: float, num_queued: float, per_replica: float, supply: Supply, warm_up_s: float
+    arrivals_per_s: float, per_replica: float, num_backlogged: int, warm_up_s: float
 ) -> float:
-    """Replicas, in fractions, that carry the arrivals and drain the queue."""
-    unmet = unmet_rate(arrivals_per_s, num_queued, per_replica, supply, warm_up_s)
-    return (arrivals_per_s + unmet) / (fill(warm_up_s) * per_replica)
+    """Replicas, in fractions, that carry the arrivals beside those that have enough to do."""
+    return num_backlogged + arrivals_per_s / (fill(warm_up_s) * per_replica)
 
 
 def rounded_up(need: float, supply: Supply) -> int:
@@ -228,14 +241,21 @@ def _remember(given: ScaleInput) -> ScaleState:
     # One entry from before the window is kept: it tells that the window was seen whole.
     while len(wants) > 1 and wants[1][0] <= now_s - given.window_s:
         wants = wants[1:]
-    return replace(state, wants=wants, num_missed_in_row=missed)
+    fell_at_s = state.fell_at_s
+    if want is not None:
+        is_low = want.fell and want.count < given.supply.count
+        fell_at_s = (now_s if fell_at_s is None else fell_at_s) if is_low else None
+    return replace(state, wants=wants, num_missed_in_row=missed, fell_at_s=fell_at_s)
 
 
 def _without_pending(given: ScaleInput, state: ScaleState, want: Want) -> int:
     """What is left when replicas that serve nobody yet are called off; no window is waited for
-    where demand was seen to fall. One that a complaint asked for is not called off by demand."""
+    where demand was seen to fall, and not just for a moment. One that a complaint asked for is not
+    called off by demand."""
     supply = given.supply
     if not supply.num_pending or not want.fell or want.count >= supply.count:
+        return supply.count
+    if state.fell_at_s is None or given.now_s - state.fell_at_s < CALLED_OFF_S:
         return supply.count
     asked_for_it = max(count for _, count in state.wants) >= supply.count
     complained = given.complaint is not None or -math.inf < state.changed_at_s == state.asked_at_s

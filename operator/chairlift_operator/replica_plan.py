@@ -123,11 +123,9 @@ def _outage(
     if readings.age_s < OUTAGE_S or memory.stepped_back:
         return _within_bounds(here, memory, policy, current, held)
     good = memory.last_good or current
-    cautious = Knobs(
-        min(current.batch_size, int(OUTAGE_CUT * good.batch_size)),
-        min(current.step_tokens, int(OUTAGE_CUT * good.step_tokens)),
-    )
-    knobs = clamped(here.aims, policy, cautious)
+    # Shorter steps are safe whatever comes; fewer slots would keep requests waiting for nothing.
+    cautious = min(current.step_tokens, int(OUTAGE_CUT * good.step_tokens))
+    knobs = clamped(here.aims, policy, Knobs(current.batch_size, cautious))
     reason = f"{held}; four fifths of the last good, once"
     memory = replace(memory, stepped_back=True)
     return Ruling(memory, knobs, changes(current, knobs, reason), held)
@@ -182,7 +180,7 @@ def _tuned(
             lend_share=0.0 if missed else current_share(here, memory, policy.desired),
         )
     )
-    settled = not outcome.moves
+    settled = not outcome.moves and not memory.model.is_contradicted
     ruling = Ruling(memory, outcome.knobs, outcome.moves, infeasible=outcome.infeasible)
     if not here.enforces:  # nothing moves, so there is no move to remember nor a trim to learn
         return ruling, settled

@@ -27,10 +27,10 @@ from chairlift_operator.replica_law import (
     allot,
     fill,
     forecast,
+    num_backlogged,
     replicas_for_rate,
     rounded_up,
     scale,
-    unmet_rate,
 )
 from chairlift_operator.scaling_view import ScalingView
 from chairlift_operator.snapshot import Phase, Snapshot
@@ -116,17 +116,20 @@ def _external(view: ScalingView, scales: Mapping[RequestClass, Scale]) -> Scalin
 def _observed(scaling: ScalingMemory, snapshot: Snapshot) -> ScalingMemory:
     """Take in arrivals, and how long replicas took to become ready."""
     now_s, starting, warm_up_s = snapshot.taken_at_s, {}, scaling.warm_up_s
+    grown_at_s = scaling.grown_at_s
     for seen in snapshot.replicas:
         since_s = scaling.starting.get(seen.name)
         if seen.phase is Phase.STARTING:
             starting[seen.name] = now_s if since_s is None else since_s
         elif since_s is not None and seen.ready:
             warm_up_s += _WARM_UP_WEIGHT * (now_s - since_s - warm_up_s)
+            grown_at_s = now_s if seen.request_class is INTERACTIVE else grown_at_s
     return replace(
         scaling,
         arrivals=scaling.arrivals.with_snapshot(snapshot.gateway),
         starting=MappingProxyType(starting),
         warm_up_s=warm_up_s,
+        grown_at_s=grown_at_s,
     )
 
 
@@ -150,11 +153,12 @@ def _input(view: ScalingView, request_class: RequestClass) -> ScaleInput:
 
 def _interactive_want(view: ScalingView) -> Want | None:
     arrivals, now_s = view.memory.scaling.arrivals, view.now_s
-    rate = arrivals.rate_per_s(INTERACTIVE, now_s)
+    rate = view.rate_per_s(INTERACTIVE)
     if rate is None:
         return None
     load = Workload.of(INTERACTIVE, view.serving(INTERACTIVE))
-    num_queued = load.num_waiting + arrivals.num_held(INTERACTIVE)
+    num_held = view.num_held(INTERACTIVE)
+    num_queued = load.num_waiting + num_held
     if rate == 0 and num_queued == 0 and load.num_running == 0:
         return Want(0, "no request arrives")
     per_replica = _interactive_rate(view)
@@ -162,16 +166,16 @@ def _interactive_want(view: ScalingView) -> Want | None:
         return None
     supply, warm_up_s = view.supply(INTERACTIVE), view.memory.scaling.warm_up_s
     expected = forecast(rate, arrivals.slope_per_s(INTERACTIVE, now_s), warm_up_s)
+    num_behind = num_backlogged(load.queues, num_held, per_replica, supply.count, warm_up_s)
     # What queues while replicas start is no sign that still more are needed.
-    num_extra = 0.0 if supply.num_pending else num_queued
-    need = replicas_for_rate(expected, num_extra, per_replica, supply, warm_up_s)
-    is_drained = not unmet_rate(expected, num_extra, per_replica, supply, warm_up_s)
+    num_extra = 0 if supply.num_pending else num_behind
+    need = replicas_for_rate(expected, per_replica, num_extra, warm_up_s)
     reason = f"{rate:.2g} requests/s arrive"
     if num_queued:
         reason += f" and {num_queued:.0f} wait"
     reason += f", a replica carries {per_replica:.2g}/s within the objectives"
     count, kv_tokens = rounded_up(need, supply), load.kv_tokens
-    tokens = load.kv_tokens_held if is_drained else load.kv_tokens_needed
+    tokens = load.kv_tokens_needed if num_extra else load.kv_tokens_held
     by_memory = math.ceil(tokens / (KV_FILL * kv_tokens)) if kv_tokens else 0
     if by_memory > count:
         count = by_memory
@@ -222,12 +226,18 @@ def _batch_want(view: ScalingView) -> Want | None:
 
 
 def _complaint(view: ScalingView) -> str | None:
-    """First tokens come late, requests queue, and no faster lever is left."""
+    """First tokens come late, requests queue, and no faster lever is left.
+
+    Those that waited while replicas started say nothing of how many are there now: what counts is
+    from a warm-up after the newest became ready.
+    """
     objective = view.pool.spec.interactive.slo.time_to_first_token
     serving = view.serving(INTERACTIVE)
     key = ObjectiveKey("ttft", objective.threshold_ms, INTERACTIVE.value)
     histories = [memory.history for memory in serving.values()]
-    seen = attainment(histories, key, objective.bad_budget, view.now_s)
+    scaling = view.memory.scaling
+    since_s = scaling.grown_at_s + scaling.warm_up_s
+    seen = attainment(histories, key, objective.bad_budget, view.now_s, since_s)
     if seen is None or seen.num_events < MIN_EVENTS or seen.lower <= objective.bad_budget:
         return None
     lends = any(r.batch_share and r.num_borrowing for r in view.reports)

@@ -41,12 +41,26 @@ class ScalingView:
             if r.phase is Phase.SERVING and r.name in replicas
         }
 
+    def rate_per_s(self, request_class: RequestClass) -> float | None:
+        """Arrivals as the gateways told just now; where these are out of reach, as Prometheus last
+        scraped them."""
+        told = self.memory.scaling.arrivals.rate_per_s(request_class, self.now_s)
+        windows = self.snapshot.windows
+        return (
+            told if told is not None or windows is None else windows.arrivals_per_s(request_class)
+        )
+
+    def num_held(self, request_class: RequestClass) -> float:
+        """Requests that gateways hold; 0 where nobody tells."""
+        arrivals = self.memory.scaling.arrivals
+        return arrivals.num_held(request_class) if arrivals.is_fresh(self.now_s) else 0.0
+
     def is_certain(self, request_class: RequestClass) -> bool:
         """All that speaks for fewer replicas was read, over minutes and hours too."""
         if not self._allow_windows(request_class):
             return False
         seen_well = {r.name for r in self.reports if r.health not in BLIND}
-        return self.memory.scaling.arrivals.is_fresh(self.now_s) and all(
+        return self.rate_per_s(request_class) is not None and all(
             r.name in seen_well for r in self.seen(request_class) if r.is_supply
         )
 

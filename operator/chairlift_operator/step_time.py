@@ -92,6 +92,7 @@ class StepTimeModel:
     """weights: the coefficients in scaled units, None before the first measurement.
 
     warm: began from another run's coefficients, so one larger jump is allowed.
+    num_changes: how often the engine turned out to be another than it was.
     """
 
     weights: Vector | None = None
@@ -99,6 +100,7 @@ class StepTimeModel:
     num_updates: int = 0
     num_gated_in_row: int = 0
     num_misfits_in_row: int = 0
+    num_changes: int = 0
     explored: tuple[Explored, ...] = ()
     warm: bool = False
 
@@ -113,15 +115,18 @@ class StepTimeModel:
             return None
         return StepCosts(*(w / unit for w, unit in zip(self.weights, _SCALES, strict=True)))
 
-    def spread(self, num_decodes: float, prefill_tokens: float, kv_tokens: float) -> float:
-        """Relative standard deviation of the prediction; infinite before any measurement."""
-        if self.weights is None or self.covariance is None:
+    def deviation_s(self, num_decodes: float, prefill_tokens: float, kv_tokens: float) -> float:
+        """Standard deviation of the prediction; infinite before any measurement."""
+        if self.covariance is None:
             return math.inf
         x = _regressors(num_decodes, prefill_tokens, kv_tokens)
-        predicted = dot(x, self.weights)
-        if predicted <= 0:
-            return math.inf
-        return math.sqrt(max(0.0, dot(x, times(self.covariance, x)))) / predicted
+        return math.sqrt(max(0.0, dot(x, times(self.covariance, x))))
+
+    def spread(self, num_decodes: float, prefill_tokens: float, kv_tokens: float) -> float:
+        """The deviation relative to the prediction."""
+        step = num_decodes, prefill_tokens, kv_tokens
+        predicted_s = self.costs.step_s(*step) if self.costs is not None else 0.0
+        return self.deviation_s(*step) / predicted_s if predicted_s > 0 else math.inf
 
     def trusted_at(self, num_decodes: float, prefill_tokens: float, kv_tokens: float) -> bool:
         """Enough is known to predict such a step, and recent predictions came true."""
@@ -131,6 +136,11 @@ class StepTimeModel:
             and self.num_misfits_in_row < _TICKS_TO_DISTRUST
             and self.spread(num_decodes, prefill_tokens, kv_tokens) < _TRUSTED_SPREAD
         )
+
+    @property
+    def is_contradicted(self) -> bool:
+        """The last reading was far from what was predicted; soon it is known which was wrong."""
+        return 0 < self.num_misfits_in_row < _TICKS_TO_DISTRUST
 
     @property
     def largest_batch(self) -> float:
@@ -212,13 +222,21 @@ def _begun(model: StepTimeModel, x: Vector, measured_s: float) -> StepTimeModel:
 
 
 def _reopened(model: StepTimeModel, x: Vector, measured_s: float) -> StepTimeModel:
-    """Take a change for real: widen what is known, or forget it where it is off by a factor."""
-    assert model.weights is not None and model.covariance is not None
-    off = measured_s / max(dot(x, model.weights), 1e-9)
-    if not 1 / _OTHER_HARDWARE < off < _OTHER_HARDWARE:
-        return _begun(model, x, measured_s)
-    extra = _relative(model.weights, _CHANGE_SPREAD)
-    return replace(model, covariance=plus(model.covariance, extra))
+    """Take a change for real. What slows an engine slows all of a step, so its proportions are kept
+    and the reading gives their size; what is wrong with that, later readings tell."""
+    cold = _begun(model, x, measured_s)
+    assert model.weights is not None and cold.weights is not None
+    predicted_s = dot(x, model.weights)
+    num_changes = model.num_changes + 1
+    if predicted_s <= 0:
+        return replace(cold, num_changes=num_changes)
+    weights = scale(model.weights, measured_s / predicted_s)
+    off = max(measured_s / predicted_s, predicted_s / measured_s)
+    spread = _COLD_SPREAD if off > _OTHER_HARDWARE else _CHANGE_SPREAD
+    # A part that was found to cost nothing may have come to cost something.
+    likely = vector(max(known, new) for known, new in zip(weights, cold.weights, strict=True))
+    covariance = _relative(likely, spread)
+    return replace(model, weights=weights, covariance=covariance, num_changes=num_changes)
 
 
 def _non_negative(weights: Vector, covariance: Matrix) -> Vector:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from chairlift_operator import law
+from chairlift_operator.batch_share import LEAST_SHARE
 from chairlift_operator.decisions import Change
 from chairlift_operator.law import Bracket, Demand, Direction, LastMove, MoveLimits
 from chairlift_operator.memory import Knobs, TuningState
@@ -18,6 +20,8 @@ from chairlift_operator.spec import Objective
 from chairlift_operator.spec_values import BLOCK_TOKENS, Bounds
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import Attainment
+
+_HALVINGS: Final = 12  # of a range of step tokens: to one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def tune(given: TuningInput) -> TuningOutcome:
     batch = _batch_size(given, None if infeasible else costs)
     step = None
     if costs is not None and context is not None:
-        step = _step_tokens_by_model(given, costs, context, batch.after, floor)
+        step = _step_tokens_by_model(given, costs, context, batch, floor)
     bracket = Bracket()
     if step is None:
         bracket, step = _without_model(given, floor)
@@ -102,9 +106,23 @@ def _trim(given: TuningInput) -> TuningState:
     state = given.state
     kappa = law.trimmed(state.kappa, given.seen, given.bad_budget, given.full_share)
     too_soon = given.now_s - state.trimmed_at_s < law.TRIM_INTERVAL_S
-    if kappa == state.kappa or (kappa < state.kappa and too_soon):
+    if kappa == state.kappa or (kappa < state.kappa and (too_soon or not _is_unforeseen(given))):
         return state
     return replace(state, kappa=kappa, trimmed_at_s=given.now_s)
+
+
+def _is_unforeseen(given: TuningInput) -> bool:
+    """A model that stands says that steps are short enough: late gaps are an error of it.
+
+    Otherwise it is learned anew just now, or asks for smaller steps than these by itself.
+    """
+    costs, context = given.model.costs, given.demand.context_tokens
+    if costs is None or context is None:
+        return True
+    decodes = min(given.demand.num_running, given.current.batch_size)
+    predicted_s = law.step_s_at(costs, given.current.step_tokens, decodes, context)
+    allowed_s = (1 + law.DEAD_BAND_DOWN) * given.target_s
+    return not given.model.is_contradicted and predicted_s <= allowed_s
 
 
 def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
@@ -122,7 +140,9 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
         if by_latency is not None and by_latency < proposed:
             proposed = by_latency
             why = f"{proposed:.0f} decodes and a block of prefill fill {_ms(given.target_s)} ms"
-    shrinks = proposed < current and demand.num_running > law.BINDING_SHARE * proposed
+    # Those that wait come to run as soon as steps have room for their prompts.
+    num_to_run = demand.num_running + demand.num_waiting
+    shrinks = proposed < current and num_to_run > law.BINDING_SHARE * proposed
     binds = demand.binds(current) or demand.binds_borrowing(current, given.lend_share)
     grows = known and proposed > current and binds
     if not (shrinks or grows):
@@ -142,19 +162,24 @@ def _batch_by_latency(given: TuningInput, costs: StepCosts, context: float) -> f
 
 
 def _step_tokens_by_model(
-    given: TuningInput, costs: StepCosts, context: float, batch_size: int, floor: int
+    given: TuningInput, costs: StepCosts, context: float, batch: Move, floor: int
 ) -> Move | None:
     """None when the model cannot be trusted at the step that it proposes."""
-    current = given.current.step_tokens
+    current, demand = given.current.step_tokens, given.demand
+    if batch.after > batch.before:  # there are those who fill what is added
+        demand = replace(demand, num_peak=batch.after)
     proposed, decodes = min(
         (law.step_tokens_for_latency(costs, given.target_s, decodes, context), decodes)
-        for decodes in law.decodes_to_plan_for(given.demand, batch_size)
+        for decodes in law.decodes_to_plan_for(demand, batch.after)
     )
     checked_at = min(max(proposed, floor), current * law.GROWTH)
     if not given.model.trusted_at(decodes, max(0.0, checked_at - decodes), decodes * context):
         return None
     limits = _limits(given, given.step_bounds, floor, current, given.model.largest_step_tokens)
-    after = law.guarded(current, proposed, limits, given.state.step_move, given.now_s)
+    wanted = max(proposed, floor)
+    if wanted < current:
+        wanted = _surely_too_long(given, costs, decodes, context, wanted)
+    after = law.guarded(current, wanted, limits, given.state.step_move, given.now_s)
     predicted_s = law.step_s_at(costs, after, decodes, context)
     reason = (
         f"predicted {_ms(predicted_s)} ms a step against {_ms(given.target_s)} ms allowed "
@@ -163,6 +188,20 @@ def _step_tokens_by_model(
     if proposed < floor and after == floor:
         reason = f"at the floor of {given.demand.num_running:.0f} running and one block, {reason}"
     return Move("stepTokens", current, after, reason)
+
+
+def _surely_too_long(
+    given: TuningInput, costs: StepCosts, decodes: float, context: float, wanted: float
+) -> float:
+    """How far a cut of step tokens may go at once: while even a step as short as the model's own
+    uncertainty allows is too long. The steps that follow tell what is left of it."""
+    low, high = wanted, float(given.current.step_tokens)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        step = decodes, max(0.0, middle - decodes), decodes * context
+        shortest_s = costs.step_s(*step) - given.model.deviation_s(*step)
+        low, high = (middle, high) if shortest_s <= given.target_s else (low, middle)
+    return low
 
 
 def _without_model(given: TuningInput, floor: int) -> tuple[Bracket, Move]:
@@ -192,7 +231,7 @@ def _emergency(given: TuningInput, batch: Move, step: Move, floor: int) -> tuple
     else:
         reason += ", step tokens already at their floor"
         # Batch work yields first, and with its decodes goes what holds the floor up.
-        drains = given.demand.num_borrowing == 0
+        drains = given.demand.num_borrowing <= max(1, LEAST_SHARE * current.batch_size)
         drained = math.floor(law.DRAIN_CUT * min(given.demand.num_running, current.batch_size))
         target = given.batch_bounds.clamp(drained)
         if drains and target < batch.after:
@@ -210,7 +249,7 @@ def _limits(
         bounds=bounds,
         floor=floor,
         growth_ceiling=growth * min(current, explored),
-        may_grow=given.may_grow,
+        may_grow=given.may_grow and not given.model.is_contradicted,
         urgent=law.is_urgent(given.recent, given.bad_budget),
     )
 

@@ -17,11 +17,11 @@ LENT_WINDOW_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """kv_tokens: of one replica. kv_tokens_held: contexts of all that runs. kv_tokens_needed: of
-    all that runs and waits."""
+    """queues: how many wait at each replica. kv_tokens: of one replica. kv_tokens_held: contexts of
+    all that runs. kv_tokens_needed: of all that runs and waits."""
 
     num_running: float
-    num_waiting: float
+    queues: tuple[float, ...]
     oldest_waiting_s: float
     kv_tokens: float
     kv_tokens_held: float
@@ -32,18 +32,22 @@ class Workload:
         latest = [m.history.latest.sample for m in replicas.values() if m.history.latest]
         own = [sample.of(request_class) for sample in latest]
         num_running = sum(c.num_running or 0.0 for c in own)
-        num_waiting = sum(c.num_waiting or 0.0 for c in own)
+        queues = tuple(c.num_waiting or 0.0 for c in own)
         lengths = lengths_of(request_class, replicas)
         context = lengths.context_tokens if lengths else 0.0
         held = [m.kv_tokens for m in replicas.values() if m.kv_tokens]
         return cls(
             num_running=num_running,
-            num_waiting=num_waiting,
+            queues=queues,
             oldest_waiting_s=max((c.oldest_waiting_s or 0.0 for c in own), default=0.0),
             kv_tokens=min(held, default=0.0),
             kv_tokens_held=num_running * context,
-            kv_tokens_needed=(num_running + num_waiting) * context,
+            kv_tokens_needed=(num_running + sum(queues)) * context,
         )
+
+    @property
+    def num_waiting(self) -> float:
+        return sum(self.queues)
 
 
 def lengths_of(

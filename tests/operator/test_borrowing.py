@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift_operator.batch_share import (
     FIRST_DWELL_S,
+    LEAST_SHARE,
     Lending,
     LendingInput,
     LendingState,
@@ -73,14 +74,18 @@ def lending(
         ({"first_tokens_just_now": AWFUL, "settled": False}, 0.0, "50 % of first tokens over 1000"),
         ({"gaps_just_now": AWFUL, "has_borrowers": False}, 0.8, "bounds"),
         ({"gaps": BAD}, 0.4, "12 % of gaps over 50 ms in 60 s, step tokens and batch size are at"),
-        ({"first_tokens": BAD, "current": 0.15}, 0.0, "12 % of first tokens"),
+        ({"first_tokens": BAD, "current": 0.15}, 0.1, "12 % of first tokens"),
+        ({"first_tokens": BAD, "current": 0.1}, 0.1, "bounds"),
+        ({"gaps_just_now": AWFUL, "current": 0.1}, 0.1, "bounds"),
         ({"gaps": BAD, "settled": False}, 0.8, "bounds"),
         ({"gaps": BAD, "rested_s": 5.0}, 0.8, "bounds"),
         ({"current": 0.2}, 0.4, "objectives met for 15 s"),
         ({"current": 0.2, "first_tokens": seen(0.0, 9, True)}, 0.4, "objectives met for 15 s"),
         ({"current": 0.2, "rested_s": 10.0}, 0.2, "bounds"),
-        ({"current": 0.0}, 0.25, "objectives met"),
-        ({"current": 0.0, "oldest_waiting_s": 0.2}, 0.0, "bounds"),
+        ({"current": 0.0, "rested_s": 5.0}, 0.1, "batch work's own share"),
+        ({"current": 0.0, "rested_s": 5.0, "gaps_just_now": AWFUL}, 0.1, "own share"),
+        ({"current": 0.1}, 0.25, "objectives met"),
+        ({"current": 0.1, "oldest_waiting_s": 0.2}, 0.1, "bounds"),
         ({"current": 0.75}, 0.8, "objectives met"),
         ({"current": 0.4, "gaps": None, "first_tokens": None}, 0.4, "bounds"),
         ({"current": 0.0, "first_tokens": BAD, "is_idle": True}, 0.8, "no interactive work"),
@@ -98,6 +103,19 @@ def test_the_share_falls_for_a_reason_and_comes_back_after_a_rest(
     outcome = lending(**given_)
     assert outcome.share == share
     assert reason in outcome.reason
+
+
+def test_an_emergency_takes_all_for_a_tick_and_leaves_a_tenth_however_long_it_lasts() -> None:
+    fine = Served(AWFUL, AWFUL, AWFUL, AWFUL, is_idle=False, has_borrowers=True)
+    state, share, shares = LendingState(), 0.8, []
+    for tick in range(6):
+        here = LendingInput(share, 0.8, fine, Slo(), True, True, state, 1000.0 + 5 * tick)
+        outcome = lend(here)
+        state, share = outcome.state, outcome.share
+        shares.append(share)
+    assert shares == [0.0, 0.1, 0.1, 0.1, 0.1, 0.1]
+    little = LendingInput(0.0, 0.05, fine, Slo(), True, True, state, 2000.0)
+    assert lend(little).share == 0.05
 
 
 def test_a_share_that_fell_for_a_queue_alone_is_whole_again_soon_after_the_queue_is_gone() -> None:
@@ -154,8 +172,11 @@ def test_the_share_stays_in_bounds_and_never_rises_on_what_is_not_known(
     )
     assert 0 <= outcome.share <= max_share
     blind = served.gaps is None and served.first_tokens is None and not served.is_idle
-    if blind or not may_grow or rested_s < FIRST_DWELL_S:
+    if blind or rested_s < FIRST_DWELL_S:
+        assert outcome.share <= max(current, LEAST_SHARE)  # which is batch work's own
+    if not may_grow:
         assert outcome.share <= current
+    assert outcome.share in (0.0, current) or outcome.share >= min(LEAST_SHARE, max_share)
 
 
 # -- the loop --------------------------------------------------------------------------------------

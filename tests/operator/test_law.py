@@ -45,6 +45,28 @@ def test_batch_size_never_grows_with_any_cost_and_never_shrinks_with_the_objecti
     assert law.batch_size_for_latency(costs, target_s * factor, context) >= size
 
 
+@given(
+    costs_of,
+    st.floats(0.01, 1),
+    st.floats(1, 256),
+    st.floats(0, 4000),
+    st.sampled_from([f.name for f in fields(StepCosts)]),
+    st.floats(1, 10),
+)
+def test_step_tokens_never_grow_with_any_cost_and_never_shrink_with_the_objective(
+    costs: StepCosts, target_s: float, batch: float, context: float, part: str, factor: float
+) -> None:
+    assume(costs.prefill_s > 1e-6)
+    dearer = replace(costs, **{part: getattr(costs, part) * factor})
+    tokens = law.step_tokens_for_latency(costs, target_s, batch, context)
+    longer = law.step_tokens_for_latency(costs, target_s * factor, batch, context)
+    rounding = 1e-9 * abs(tokens) + 1e-9
+    assert longer >= tokens - rounding
+    # Of a step that cannot be made short enough, dearer prefill is worth fewer negative tokens.
+    if tokens >= batch:
+        assert law.step_tokens_for_latency(dearer, target_s, batch, context) <= tokens + rounding
+
+
 @given(costs_of, st.floats(0.01, 1), st.floats(1, 256), st.floats(0, 4000))
 def test_a_step_of_the_proposed_tokens_takes_the_allowed_time(
     costs: StepCosts, target_s: float, batch: float, context: float
@@ -109,11 +131,20 @@ def test_no_move_leaves_the_bounds_outgrows_its_ceiling_or_rises_when_it_may_not
         assert not reverses or age_s >= law.REVERSAL_DWELL_S or (urgent and after < held)
 
 
-def test_step_tokens_are_planned_for_the_slower_of_running_and_full_batches() -> None:
-    demand = Demand(num_running=10, num_waiting=3)
-    assert law.decodes_to_plan_for(demand, 64) == (10, 64)
-    assert law.decodes_to_plan_for(Demand(2, 0), 64) == (law.MIN_APP_LIMITED_BATCH,)
-    assert law.decodes_to_plan_for(Demand(2, 0), 1) == (1,)
+@pytest.mark.parametrize(
+    ("demand", "batch_size", "decodes"),
+    [
+        (Demand(num_running=10, num_waiting=3), 64, (10, 13)),
+        (Demand(num_running=10, num_waiting=3, num_peak=40), 64, (10, 40)),
+        (Demand(num_running=10, num_waiting=3, num_peak=40), 12, (10, 12)),
+        (Demand(2, 0), 64, (law.MIN_APP_LIMITED_BATCH, law.MIN_APP_LIMITED_BATCH)),
+        (Demand(2, 0), 1, (1, 1)),
+    ],
+)
+def test_step_tokens_are_planned_for_the_slower_of_those_running_and_the_most_of_late(
+    demand: Demand, batch_size: int, decodes: tuple[float, float]
+) -> None:
+    assert law.decodes_to_plan_for(demand, batch_size) == decodes
 
 
 def test_the_floor_leaves_a_block_of_prefill_beside_the_running_decodes() -> None:

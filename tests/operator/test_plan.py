@@ -326,6 +326,7 @@ def test_two_minutes_of_darkness_hold_then_step_back_once_and_never_raise(
     first_move_s = next(t.at_s for t in blind if t.plan.actions)
     assert first_move_s >= 100 + 55
     assert sizes[-1][1] <= 0.81 * sizes[0][1]
+    assert sizes[-1][0] == sizes[0][0]  # fewer slots would only keep requests waiting
     assert any(isinstance(s.signal, Unknown) for s in dark[-1].plan.signals)
     assert ticks[-1].plan.replicas[0].step_tokens > sizes[-1][1]  # and back again in the light
     after = [t for t in ticks if t.at_s > 230]

@@ -88,6 +88,43 @@ def test_a_slower_machine_is_followed() -> None:
     )
 
 
+@pytest.mark.parametrize("factor", [0.4, 1.25, 2.5, 6.0])
+def test_a_machine_that_changes_as_a_whole_keeps_its_proportions(factor: float) -> None:
+    """One operating point tells the size of the change, and nothing else needs to be learned."""
+    rng = random.Random(7)
+    model = _taught(StepTimeModel(), CPU, 40, rng, 0.3)
+    assert model.costs is not None and model.num_changes == 0
+    was = model.costs
+    here = StepMeans(50, factor * CPU.step_s(12, 60, 9000), 12, 60, 9000)
+    for tick in range(12):  # a quarter shows itself only to a model that is sure of this point
+        model = learn(model, here, 256, 200.0 + 5.0 * tick)
+    assert model.costs is not None
+    for decodes, prefill, kv in ((1, 16, 500), (12, 0, 9000), (12, 200, 9000), (30, 60, 20000)):
+        before, now = (c.step_s(decodes, prefill, kv) for c in (was, model.costs))
+        assert now == pytest.approx(factor * before, rel=0.12)
+    assert model.num_changes == (1 if not 0.5 < factor < 2 else model.num_changes)
+
+
+def test_a_part_that_once_cost_nothing_can_be_learned_after_a_change() -> None:
+    rng, free = random.Random(8), StepCosts(20e-3, 0.0, 1e-3, 0.0)
+    model = _taught(StepTimeModel(), free, 40, rng)
+    model = _taught(model, CPU, 25, rng)
+    assert model.costs is not None
+    assert model.costs.step_s(40, 20, 5000) == pytest.approx(CPU.step_s(40, 20, 5000), rel=0.15)
+
+
+def test_a_reading_far_from_the_prediction_contradicts_the_model_until_it_is_learned() -> None:
+    rng = random.Random(9)
+    model = _taught(StepTimeModel(), REFERENCE, 30, rng)
+    assert not model.is_contradicted
+    odd = StepMeans(50, 3 * REFERENCE.step_s(10, 100, 9000), 10, 100, 9000)
+    said = []
+    for tick in range(5):
+        model = learn(model, odd, 256, 200.0 + 5.0 * tick)
+        said.append(model.is_contradicted)
+    assert said == [True, True, True, False, False]
+
+
 @given(
     st.lists(
         st.tuples(st.floats(1e-4, 10), st.floats(0, 500), st.floats(0, 8000), st.floats(0, 1e6)),

@@ -106,7 +106,7 @@ def test_arrivals_before_a_rush_are_known_as_well_as_if_engines_had_been_asked(r
         arrivals = pool.controller._loop.memory.scaling.arrivals
         now_s = arrivals.points[-1][0]
         assert {b[0] - a[0] for a, b in pairwise(arrivals.points)} == {5.0}
-        assert arrivals.rate_per_s(RequestClass.INTERACTIVE, now_s) == pytest.approx(4.0)
+        assert arrivals.rate_per_s(RequestClass.INTERACTIVE, now_s) == pytest.approx(6.0)
 
     run(body)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift_operator.pool_windows import (
+    ARRIVALS,
     NOT_YET_ASKED,
     NOT_YET_SCRAPED,
     PoolWindows,
@@ -43,7 +44,7 @@ _URGENCY: Final = (
     "Partial", "Stalled", NOT_YET_ASKED, NOT_YET_SCRAPED,
 )  # fmt: skip
 WAITING_PEAK, KV_PEAK = "waitingPeak[5m]", "kvPeak[5m]"
-ARRIVALS, ARRIVALS_PEAK = "arrivals", "arrivalsPeak[1h]"
+ARRIVALS_PEAK: Final = "arrivalsPeak[1h]"
 
 
 def windows_of(batch: Batch, pool: PoolPods) -> PoolWindows:
