@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,18 @@ def test_what_the_command_leaves_running_is_named_and_is_a_failure(tmp_path: Pat
     os.kill(int(output), signal.SIGKILL)
     assert process.returncode == 1
     assert f"process {int(output)} sleep 321" in errors
+
+
+def test_a_second_node_on_one_machine_is_refused_before_it_touches_anything(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with socket.socket() as kubelet:
+        with suppress(OSError):  # there may be one already
+            kubelet.bind(("127.0.0.1", 10250))
+            kubelet.listen()
+        ran = subprocess.run(
+            [str(SCRIPT.with_name("one-node")), "up"],
+            env={**os.environ, "ONE_NODE_STATE": str(state)}, text=True, capture_output=True,
+        )  # fmt: skip
+    assert ran.returncode == 1
+    assert "a kubelet runs on this machine already (port 10250)" in ran.stderr
+    assert not state.exists()
