@@ -13,8 +13,10 @@ from typing import Final
 
 from chairlift_engine.config import MAX_WAITING, Capacity
 from chairlift_engine.engine import StepReport
+from chairlift_engine.queue_room import tenants_room
 from chairlift_engine.residency import Gauges
 from chairlift_engine.simulator_profile import Profile
+from chairlift_engine.tenancy import ANONYMOUS
 from chairlift_operator.decisions import SetReplicas
 from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.snapshot import EngineCapacity, Phase, PolicyReadback, ReplicaSnapshot
@@ -100,7 +102,7 @@ class Member:
             draining=self.is_draining,
         )
 
-    def is_full(self, request_class: RequestClass) -> bool:
+    def is_full(self, request_class: RequestClass, tenant: str) -> bool:
         """As the engine's door sees it."""
         assert self.engine is not None
         residency = self.engine.scheduler.residency
@@ -108,7 +110,14 @@ class Member:
         if request_class is BATCH:
             num_taken += residency.num_running[BATCH]
         num_free_slots = max(0, residency.policy.batch_size - num_taken)
-        return residency.num_waiting[request_class] + 1 > MAX_WAITING + num_free_slots
+        num_waiting = residency.num_waiting[request_class]
+        if num_waiting + 1 > MAX_WAITING + num_free_slots:
+            return True
+        if tenant == ANONYMOUS:
+            return False
+        own = residency.tenants.with_work.get(tenant)
+        room = tenants_room(MAX_WAITING, num_waiting)
+        return (own.num_waiting if own else 0) + 1 > room + num_free_slots
 
     def observed(self, now_s: float) -> ReplicaSnapshot:
         if self.engine is None:

@@ -99,7 +99,9 @@ class PoolRun:
 
     def send(self, journey: Journey, replica: str, now_s: float) -> None:
         member = self._fleet.members[replica]
-        if member.engine is None or member.is_full(journey.request.request_class):
+        if member.engine is None or member.is_full(
+            journey.request.request_class, journey.request.tenant
+        ):
             self._gateway.end(journey)
             self.refuse(journey, "the engine's queue is full", now_s)
             return

@@ -85,6 +85,26 @@ def test_an_order_that_does_not_fit_as_a_whole_is_refused_as_a_whole(full) -> No
     assert full.serving.bridge.num_open <= everything_open
 
 
+def test_one_tenants_flood_leaves_room_in_the_queue_for_others(start_engine, eventually) -> None:
+    engine = start_engine(batch_size=1, bounds=Bounds(max_waiting=9))
+    engine.runner.hold()
+    with ExitStack() as connections:
+        for number in range(9):  # one runs, eight ninths wait
+            connection = engine.open_raw("/v1/completions", LONG, headers(tenant="greedy"))
+            connections.enter_context(connection)
+            eventually(lambda number=number: engine.serving.bridge.num_open == number + 1)
+            if number == 0:
+                engine.runner.allow(1)
+                eventually(lambda: engine.server.replica.load.num_running == 1)
+        flood = engine.open_raw("/v1/completions", LONG, headers(tenant="greedy"))
+        status, _, body = answer_of(flood)
+        assert (status, json.loads(body)["error"]["code"]) == (429, "tenant_queue_full")
+        modest = engine.open_raw("/v1/completions", LONG, headers(tenant="modest"))
+        eventually(lambda: engine.serving.bridge.num_open == 10)
+        engine.runner.release()
+        assert answer_of(modest)[0] == 200
+
+
 def test_a_tenant_at_its_cap_is_429_with_retry_after_and_others_are_not(
     start_engine, eventually
 ) -> None:

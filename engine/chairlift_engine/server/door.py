@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from chairlift_engine.clock import Clock
 from chairlift_engine.config import MAX_WAITING
+from chairlift_engine.queue_room import tenants_room
 from chairlift_engine.request import FinishReason, Request
 from chairlift_engine.residency import TenantGauge
 from chairlift_engine.server import errors
 from chairlift_engine.server.bridge import Bridge
 from chairlift_engine.server.metrics import Metrics
-from chairlift_engine.server.origin import Origin
+from chairlift_engine.server.origin import ANONYMOUS, Origin
+from chairlift_protocol.policy import TenantPolicy
 from chairlift_protocol.wire import RequestClass
 
 
@@ -52,16 +54,22 @@ class Door:
         num_waiting = gauges.num_waiting[origin.request_class]
         if num_waiting + num_requests > self._bounds.max_waiting + num_free_slots:
             raise errors.queue_full(num_waiting, self._bridge.retry_after_s)
-        policy = self._bridge.policy.tenants.get(origin.tenant)
-        if policy is None or policy.waiting is None:
+        self._check_tenant(origin, num_requests, num_waiting, num_free_slots)
+
+    def _check_tenant(
+        self, origin: Origin, num_requests: int, num_waiting: int, num_free_slots: int
+    ) -> None:
+        policy = self._bridge.policy.tenants.get(origin.tenant, TenantPolicy())
+        bounds = [] if policy.waiting is None else [policy.waiting]
+        if origin.tenant != ANONYMOUS:  # which is everybody
+            bounds.append(tenants_room(self._bounds.max_waiting, num_waiting))
+        if not bounds:
             return
-        own = (gauges.tenants or {}).get(origin.tenant) or TenantGauge(0, 0)
+        own = (self._bridge.gauges.tenants or {}).get(origin.tenant) or TenantGauge(0, 0)
         if policy.slots is not None:
             num_free_slots = max(0, min(num_free_slots, policy.slots - own.num_running))
-        if own.num_waiting + num_requests > policy.waiting + num_free_slots:
-            raise errors.tenant_queue_full(
-                origin.tenant, policy.waiting, self._bridge.retry_after_s
-            )
+        if own.num_waiting + num_requests > min(bounds) + num_free_slots:
+            raise errors.tenant_queue_full(origin.tenant, min(bounds), self._bridge.retry_after_s)
 
     @contextmanager
     def timed(self, requests: Sequence[Request], origin: Origin) -> Iterator[None]:
