@@ -68,20 +68,32 @@ def plan_replicas(
     scales = {c: scale(_input(view, c)) for c in (INTERACTIVE, BATCH)}
     supplies = (view.supply(INTERACTIVE), view.supply(BATCH))
     if pool.spec.autoscaling.mode == "External":
-        return _external(view, scales)
+        # Somebody else counts what the spec has; what it has no more is ours to end.
+        counts = {} if pool.spec.replicas(BATCH).max else {BATCH: 0}
+        return _planned(view, scales, counts, _excess(view))
     granted = allot(
         pool.spec.num_replicas - snapshot.num_reserved,
         (scales[INTERACTIVE].count, scales[BATCH].count),
         supplies,
         max(0, pool.spec.replicas(BATCH).min - snapshot.num_reserved),  # batch work yields first
     )
-    counts = {INTERACTIVE: granted.interactive, BATCH: granted.batch}
-    enforces = pool.spec.mode == "Enforce"
+    counts = {BATCH: granted.batch, INTERACTIVE: granted.interactive}
+    return _planned(view, scales, counts, _crowded(view, scales[INTERACTIVE]))
+
+
+def _planned(
+    view: ScalingView,
+    scales: Mapping[RequestClass, Scale],
+    counts: Mapping[RequestClass, int],
+    crowded: str | None,
+) -> ScalingPlan:
+    now_s, memory = view.now_s, view.memory
+    enforces = view.pool.spec.mode == "Enforce"
     actions: list[SetReplicas] = []
     decisions: list[Decision] = []
     told = dict(memory.scaling.told)
-    for c in (BATCH, INTERACTIVE):
-        action = _action(view, c, counts[c], scales[c], scales[INTERACTIVE])
+    for c, count in counts.items():
+        action = _action(view, c, count, scales[c], scales[INTERACTIVE])
         if action is None:
             told.pop(c, None)
             continue
@@ -95,22 +107,17 @@ def plan_replicas(
         states=MappingProxyType({c: outcome.state for c, outcome in scales.items()}),
         told=MappingProxyType(told),
     )
-    crowded = _crowded(view, scales[INTERACTIVE])
     return ScalingPlan(tuple(actions), tuple(decisions), scaling, crowded)
 
 
-def _external(view: ScalingView, scales: Mapping[RequestClass, Scale]) -> ScalingPlan:
-    """Somebody else scales: nothing is done, and an excess is said."""
-    states = MappingProxyType({c: outcome.state for c, outcome in scales.items()})
-    memory = replace(view.memory.scaling, states=states)
+def _excess(view: ScalingView) -> str | None:
     num_held, limit = len(view.snapshot.replicas), view.pool.spec.num_replicas
-    excess = None
-    if num_held > limit:
-        excess = (
-            f"{num_held} replicas run and capacity.replicas allows {limit}: lower the external "
-            "autoscaler's maximum or raise capacity.replicas"
-        )
-    return ScalingPlan((), (), memory, excess)
+    if num_held <= limit:
+        return None
+    return (
+        f"{num_held} replicas run and capacity.replicas allows {limit}: lower the external "
+        "autoscaler's maximum or raise capacity.replicas"
+    )
 
 
 def _observed(scaling: ScalingMemory, snapshot: Snapshot) -> ScalingMemory:

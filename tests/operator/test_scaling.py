@@ -766,6 +766,19 @@ def test_an_external_autoscaler_is_left_alone_and_its_excess_is_said(make_pool: 
     assert limited.reason == "ReplicasExhausted" and "external autoscaler" in limited.message
 
 
+@pytest.mark.parametrize(("batch_max", "count"), [(0, 0), (3, None)])
+def test_under_an_external_autoscaler_only_a_class_without_a_place_in_the_spec_ends(
+    make_pool: Make, batch_max: int, count: int | None
+) -> None:
+    pool = _fleet_pool(make_pool)
+    batch = Batch(replicas=BatchReplicaBounds(0, batch_max)) if batch_max else None
+    spec = replace(pool.spec, autoscaling=Autoscaling("External"), batch=batch)
+    replicas = (ReplicaSnapshot("r0", True), ReplicaSnapshot("b0", True, request_class=BATCH))
+    made = plan(replace(pool, spec=spec), Snapshot("p", 1e3, replicas), Memory.start(), 1e3)
+    counts = {a.request_class: a.count for a in made.actions if isinstance(a, SetReplicas)}
+    assert counts == ({} if count is None else {BATCH: count})
+
+
 def test_a_reserved_place_is_made_free_by_the_usual_shrink(make_pool: Make) -> None:
     pool = _fleet_pool(make_pool, capacity=CapacityLimit(2))
     replicas = (ReplicaSnapshot("a", True), ReplicaSnapshot("b", True))

@@ -88,6 +88,23 @@ def test_a_pool_that_was_always_scaled_by_somebody_else_gets_no_count_from_us(ru
     run(body)
 
 
+def test_a_class_taken_out_of_the_spec_is_drained_also_under_another_autoscaler(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        external = {"autoscaling": {"mode": "External"}}
+        batch = "/apis/apps/v1/namespaces/team/deployments/chat-batch"
+        pool.set_spec(batch={"replicas": {"min": 0, "max": 2}}, **external)
+        await pool.turn(4)
+        await pool.kube.patch(f"{batch}/scale", {"spec": {"replicas": 2}}, "keda")
+        await pool.until(lambda: len(pool.kube.engines("chat-batch")) == 2)
+        going = pool.kube.engines("chat-batch").values()
+        pool.set_spec(**external)
+        await pool.until(lambda: all(engine.is_draining for engine in going))
+        await pool.until(lambda: batch not in pool.kube.objects)
+        assert pool.count == 1
+
+    run(body)
+
+
 def test_a_look_at_an_old_spec_takes_no_count_back(run: Any) -> None:
     async def body(pool: Turned) -> None:
         pool.set_spec(interactive={"replicas": {"min": 1, "max": 3}})

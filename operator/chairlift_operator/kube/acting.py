@@ -1,14 +1,14 @@
 """A plan's actions on Kubernetes: policies to engines, counts to Deployments, drains on the way.
 
 What takes long is begun by `apply` and finished by `advance`, a tick at a time: its state is on the
-pods, so another leader goes on with it. Never writes a count in `External` mode.
+pods, so another leader goes on with it. Never writes a count that is an autoscaler's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from chairlift_operator.apply import apply_actions
@@ -62,8 +62,8 @@ class Actor:
         clients = {name: self._observer.client(pod, admin_token) for name, pod in asked.items()}
         return await apply_actions(actions, clients, self._set_replicas)
 
-    async def advance(self, admin_token: str, is_ours: bool) -> None:
-        """Drains: those that are over make room. is_ours: counts are this operator's to set."""
+    async def advance(self, admin_token: str, ours: Collection[RequestClass]) -> None:
+        """Drains: those that are over make room. ours: whose counts are this operator's to set."""
         marked = [pod for pod in self._objects.engines() if pod.mark is not None and pod.counts]
         over = await asyncio.gather(*(self._is_over(pod, admin_token) for pod in marked))
         self.finished = frozenset(
@@ -72,7 +72,7 @@ class Actor:
         for request_class in RequestClass:
             pods = self._objects.engines_of(request_class)
             going = {p.name for p in pods if wants_fewer(p) and p.name in self.finished}
-            if going and is_ours:
+            if going and request_class in ours:
                 await self._remove(request_class, pods, going)
             elif going:
                 await self._recreate(p for p in pods if p.name in going and p.counts)

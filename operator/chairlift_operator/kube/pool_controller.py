@@ -174,10 +174,12 @@ class PoolController:
         refused = await self._kept(pool, self._loop.memory if self._loop else None)
         refused += await self._tender.tend(pool, may_roll=spec.mode == "Enforce")
         self._tell_refused(refused)
-        is_ours = spec.autoscaling.mode != "External"
-        for request_class in classes_of(pool) if is_ours else ():
-            await self._actor.set_first_count(pool, request_class)
-        await self._actor.advance(self._tokens.admin, is_ours)
+        others = classes_of(pool) if spec.autoscaling.mode == "External" else ()
+        ours = [c for c in RequestClass if c not in others]
+        for request_class in classes_of(pool):
+            if request_class in ours:
+                await self._actor.set_first_count(pool, request_class)
+        await self._actor.advance(self._tokens.admin, ours)
         is_told = self._roller.state.interrupts is not None and self._is_told()
         await self._roller.advance(pool, is_told)
         is_moving = any(pod.mark is not None for pod in self._objects.engines())
