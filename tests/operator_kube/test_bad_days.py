@@ -65,7 +65,8 @@ class Day:
             self.broken.append(f"{pod.name} ended with requests, {drained_s:.0f} s into its drain")
 
     def count_written(self, path: str) -> None:
-        if self.spec["autoscaling"]["mode"] == "External":
+        is_retired = "batch" in path and not self.spec["batch"]["replicas"]["max"]
+        if self.spec["autoscaling"]["mode"] == "External" and not is_retired:
             self.broken.append(f"wrote {path}, which is somebody else's")
 
     def change_spec(self, **fixed: Any) -> None:
