@@ -13,7 +13,7 @@ HELM := $(or $(shell command -v helm),$(wildcard $(or $(ONE_NODE_HOME),$(HOME)/.
 export PYTHONUNBUFFERED := 1
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## the environment in .venv, from hash-pinned requirements (about 5 GB, 1-3 minutes)
 
