@@ -30,7 +30,6 @@ def conditions_of(
     windows: PoolWindows | None = None,
 ) -> tuple[Condition, ...]:
     return (
-        _ready(reports),
         _metrics_available(reports, health, windows),
         _within_slo(pool, reports, windows),
         _capacity_limited(pool, reports, crowded),
@@ -117,10 +116,14 @@ def _signal(report: ReplicaReport, name: str, number: float | None, now_s: float
     return Unknown(f"{name} has no samples yet", observed_at_s, report.source)
 
 
-def _ready(reports: Sequence[ReplicaReport]) -> Condition:
-    interactive = [r for r in reports if r.request_class is RequestClass.INTERACTIVE]
-    num_ready = sum(r.ready for r in interactive)
-    message = f"{num_ready} of {len(interactive)} interactive replicas are ready."
+def ready_of(reports: Sequence[ReplicaReport]) -> Condition:
+    """reports: those that start too."""
+    lasting = [r for r in reports if r.phase is not Phase.DRAINING]
+    wanted = [r for r in lasting if r.request_class is RequestClass.INTERACTIVE]
+    num_ready = sum(r.ready for r in wanted)
+    message = f"{num_ready} of {len(wanted)} interactive replicas are ready"
+    waiting = next((r for r in wanted if not r.ready and r.held), None)
+    message += f"; {waiting.name}: {waiting.held}." if waiting else "."
     if num_ready:
         return Condition("Ready", Truth.TRUE, "ReplicasReady", message)
     return Condition("Ready", Truth.FALSE, "NoReplicaReady", message)

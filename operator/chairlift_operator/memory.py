@@ -32,6 +32,7 @@ class TuningState:
     """The law's own state for one replica.
 
     kappa: trim of the latency target, 0.7 to 1. moved_at_s: since when readings are of these knobs.
+    bracketed_ms: the objective that the bracket was found under.
     """
 
     kappa: float = 1.0
@@ -40,6 +41,7 @@ class TuningState:
     batch_move: LastMove | None = None
     step_move: LastMove | None = None
     bracket: Bracket = Bracket()
+    bracketed_ms: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from chairlift_operator.conditions import conditions_of, signals_of
+from chairlift_operator.conditions import conditions_of, ready_of, signals_of
 from chairlift_operator.decisions import (
     BLIND,
     Action,
@@ -70,7 +70,10 @@ def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) 
         health=health,
         replicas=(*reports, *starting),
         signals=signals_of(pool, reports, now_s, snapshot.windows),
-        conditions=conditions_of(pool, reports, health, scaling.crowded, snapshot.windows),
+        conditions=(
+            ready_of((*reports, *starting)),
+            *conditions_of(pool, reports, health, scaling.crowded, snapshot.windows),
+        ),
     )
 
 

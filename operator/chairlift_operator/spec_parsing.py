@@ -144,7 +144,13 @@ def _sentence(detail: ErrorDetails) -> str:
         return f"{path}: must be an object with fields, not {given}."
     demand = detail["msg"].removeprefix("Input should be ")
     demand = demand.replace("a valid integer", "an integer").replace("a valid ", "a ")
-    return f"{path}: must be {demand}, not {given}."
+    return f"{path}: must be {demand}, not {given}{_hint(location, detail['input'])}."
+
+
+def _hint(location: list[str], given: object) -> str:
+    is_share = isinstance(given, float) and 0 < given < 1
+    is_percentage = location[-1:] == ["objective"]
+    return ": it is a percentage, such as 95" if is_percentage and is_share else ""
 
 
 def _location(parts: Sequence[int | str]) -> list[str]:

@@ -93,7 +93,8 @@ def tune(given: TuningInput) -> TuningOutcome:
     bracket = Bracket()
     if step is None:
         bracket, step = _without_model(given, floor)
-    given = replace(given, state=replace(given.state, bracket=bracket))
+    of_ms = given.objective.threshold_ms
+    given = replace(given, state=replace(given.state, bracket=bracket, bracketed_ms=of_ms))
     if law.is_emergency(given.recent, given.bad_budget):
         batch, step = _emergency(given, batch, step, floor)
     moves = tuple(move for move in (step, batch) if move.after != move.before)
@@ -208,12 +209,14 @@ def _without_model(given: TuningInput, floor: int) -> tuple[Bracket, Move]:
     """Search by halving on what was measured, as long as there is anything measured."""
     current, seen = given.current.step_tokens, given.seen
     limits = _limits(given, given.step_bounds, floor, current, math.inf)
-    bracket, reason = given.state.bracket, "bounds of the spec"
-    if seen is not None and not seen.low_sample:
+    is_of_this = given.state.bracketed_ms == given.objective.threshold_ms
+    bracket, reason = given.state.bracket if is_of_this else Bracket(), "bounds of the spec"
+    is_measured = seen is not None and not seen.low_sample
+    if seen is not None and is_measured:
         bracket = bracket.after(current, seen, given.bad_budget)
         reason = f"{_share(seen, given)}, searching without a trusted model of step times"
     proposed = bracket.proposal(current)
-    if proposed > current and not given.demand.num_waiting:
+    if proposed > current and not (is_measured and given.demand.num_waiting):
         proposed = current
     after = law.guarded(current, proposed, limits, given.state.step_move, given.now_s)
     return bracket, Move("stepTokens", current, after, reason)

@@ -268,7 +268,8 @@ COSTS = "b: 0s, c: 0s, d: 0s"
         *[
             (_with(SLO % ("50ms", objective)), sentence)
             for objective, sentence in [
-                ("1.0e-20", "objective: must be greater than or equal to 1, not 1e-20."),
+                ("1.0e-20", "objective: must be greater than or equal to 1, not 1e-20: it is a"),
+                ("0.95", "not 0.95: it is a percentage, such as 95."),
                 ("99.999999", "objective: must be less than or equal to 99.99, not 99.999999."),
                 (".nan", "not nan."),
                 ("true", "objective: must be a number, not true."),

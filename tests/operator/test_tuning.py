@@ -162,3 +162,27 @@ def test_the_same_input_gives_the_same_outcome() -> None:
             seen=attained(draw.random()),
         )
         assert tune(given_) == tune(given_)
+
+
+@pytest.mark.parametrize(
+    ("seen", "objective_ms", "grows"),
+    [
+        (attained(0.0), 80.0, True),
+        (None, 80.0, False),  # nothing was measured of this objective
+        (replace(attained(0.0), low_sample=True), 80.0, False),
+        (attained(0.05), 40.0, False),  # what was good for 80 ms says nothing of 40
+    ],
+)
+def test_a_search_without_a_model_goes_up_only_on_what_was_measured(
+    seen: Attainment | None, objective_ms: float, grows: bool
+) -> None:
+    found = TuningState(bracket=law.Bracket(good=1220), bracketed_ms=80.0)
+    outcome = tune(
+        tuning(
+            current=Knobs(12, 1220), step_bounds=Bounds(20, 2048), model=StepTimeModel(),
+            objective=Objective(objective_ms / 1e3), seen=seen, recent=None, state=found,
+            demand=Demand(num_running=12, num_waiting=3),
+        )
+    )  # fmt: skip
+    assert (outcome.knobs.step_tokens > 1220) is grows
+    assert outcome.state.bracketed_ms == objective_ms

@@ -363,3 +363,17 @@ def test_a_pool_at_rest_still_knows_its_windows_at_its_next_look() -> None:
             assert told is not None and "not been asked" not in told.message
 
     runs(body)
+
+
+def test_prometheus_without_an_address_is_said_and_is_not_taken_for_well(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        pool.set_spec(metrics={"source": "Prometheus"})
+        await pool.turn(4)
+        told = pool.condition("MetricsAvailable")
+        assert (told["status"], told["reason"]) == ("False", "NoUrl")
+        assert "set spec.metrics.url, or the chart's prometheus.url" in told["message"]
+        pool.set_spec()
+        await pool.turn(2)
+        assert pool.condition("MetricsAvailable")["status"] == "True"
+
+    run(body)

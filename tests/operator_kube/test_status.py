@@ -111,3 +111,22 @@ def test_measurements_alone_are_no_change(told: StatusInput) -> None:
     status = status_of(told, PoolStatus())
     assert not differs(status, replace(status, signals=()))
     assert differs(status, replace(status, slo="Met"))
+
+
+def test_a_new_leader_leaves_what_is_said_of_a_pool_until_it_has_looked(told: StatusInput) -> None:
+    """Alerts on Ready would take its first status for an outage."""
+    before = status_of(told, PoolStatus())
+    first = replace(told, made=None, now_s=2000.0, operator="system/other", gateways=(2, 2))
+    status = status_of(first, before)
+    assert status.conditions and set(status.conditions) == set(before.conditions)
+    assert (status.interactive, status.slo) == (before.interactive, before.slo)
+    assert (status.operator, status.gateway.ready) == ("system/other", 2)
+    refused = status_of(replace(first, accepted="spec.model: is gone."), before)
+    assert {c.type for c in refused.conditions} == {"Accepted", "Reconciled"}
+
+
+def test_ready_counts_what_shall_serve_and_says_what_it_waits_for(told: StatusInput) -> None:
+    ready = _condition(status_of(told, PoolStatus()), "Ready")
+    assert ready.status == "True"
+    assert ready.message == "1 of 2 interactive replicas are ready; b: loads the model, 35 s."
+    assert status_of(told, PoolStatus()).last_reason is not None

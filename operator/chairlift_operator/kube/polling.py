@@ -15,7 +15,7 @@ import aiohttp
 
 from chairlift_operator.kube.settings import LOOK_S, TICK_S, Settings
 from chairlift_operator.kube.watching import PoolKey
-from chairlift_operator.pool_windows import PoolWindows
+from chairlift_operator.pool_windows import PoolWindows, Trouble
 from chairlift_operator.prometheus.asking import PrometheusClient
 from chairlift_operator.prometheus.batch import ENGINES, GATEWAYS, QUERY_FAILED, Batch, PoolPods
 from chairlift_operator.prometheus.heartbeats import FIRST_SCRAPE_S, NUM_STALE_SCRAPES, Pod
@@ -44,6 +44,13 @@ UNREAD_S: Final = LOOK_S + 4 * TICK_S
 UNREAD_SAMPLES_S: Final = 4 * TICK_S
 SAMPLE: Final = "sample"
 Say = Callable[[Answer], None]
+NAMELESS: Final = PoolWindows(
+    trouble=Trouble(
+        "NoUrl",
+        "spec.metrics.source is Prometheus, and neither the pool nor the operator names its URL: "
+        "set spec.metrics.url, or the chart's prometheus.url",
+    )
+)
 
 
 class PrometheusReader:
@@ -218,6 +225,10 @@ def prometheus_url(pool: InferencePool, settings: Settings) -> str | None:
     if metrics.source == "Direct":
         return None
     return metrics.url.rstrip("/") if metrics.url else settings.prometheus_url
+
+
+def lacks_url(pool: InferencePool, settings: Settings) -> bool:
+    return pool.spec.metrics.source == "Prometheus" and prometheus_url(pool, settings) is None
 
 
 def counted_thresholds_ms(pool: InferencePool) -> dict[tuple[RequestClass, str], float]:

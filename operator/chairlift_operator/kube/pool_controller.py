@@ -24,7 +24,13 @@ from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.observing import Observer
 from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.kube.pacing import is_due
-from chairlift_operator.kube.polling import PrometheusReader, counted_thresholds_ms, prometheus_url
+from chairlift_operator.kube.polling import (
+    NAMELESS,
+    PrometheusReader,
+    counted_thresholds_ms,
+    lacks_url,
+    prometheus_url,
+)
 from chairlift_operator.kube.reporting import Reporter
 from chairlift_operator.kube.resting import is_at_rest, stirs
 from chairlift_operator.kube.rolling import Roller, RolloutState
@@ -135,6 +141,8 @@ class PoolController:
             self._prometheus(pool),
             counted_thresholds_ms(pool),
         )
+        if lacks_url(pool, self._tools.settings):
+            snapshot = replace(snapshot, windows=NAMELESS)
         self._tools.on_snapshot(snapshot)
         return snapshot
 

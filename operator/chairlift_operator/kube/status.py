@@ -58,31 +58,50 @@ class StatusInput:
 def status_of(given: StatusInput, before: PoolStatus) -> PoolStatus:
     """before: as it was last written; decisions and times of transitions go on from it."""
     made = given.made
+    if made is None and given.accepted is None and before.conditions:
+        return _until_planned(given, before)
     conditions = _conditions(given)
     decisions = before.decisions
     if made is not None:
         fresh = [_decision(decision, made.replicas) for decision in made.decisions]
         decisions = (*decisions, *fresh)[-NUM_DECISIONS:]
     reports = made.replicas if made else ()
+    progress = _progress(reports, given.rollout)
     within = {c.type: c.status for c in conditions}.get("WithinSLO", Truth.UNKNOWN)
     has_batch = given.replicas.get(RequestClass.BATCH) is not None
     return PoolStatus(
         observed_generation=given.generation,
         operator=given.operator,
         slo=_SLO[within],
-        progress=_progress(reports, given.rollout),
-        last_reason=decisions[-1].sentence if decisions else None,
+        progress=progress,
+        last_reason=decisions[-1].sentence if decisions else progress,
         interactive=_class(given, reports, RequestClass.INTERACTIVE),
         batch=_class(given, reports, RequestClass.BATCH) if has_batch else None,
-        gateway=GatewayStatus(
-            desired=given.gateways[1],
-            ready=given.gateways[0],
-            url=names.gateway_url(given.pool, given.namespace),
-        ),
+        gateway=_gateway(given),
         conditions=tuple(_dated(c, given, before) for c in conditions),
         signals=tuple(_signal(s) for s in (made.signals if made else ()))[:NUM_SIGNALS],
         decisions=decisions,
     )
+
+
+def _until_planned(given: StatusInput, before: PoolStatus) -> PoolStatus:
+    """What an earlier leader saw stands until this one has looked: a change of leaders is no news
+    of the pool, and must not look like an outage."""
+    ours = tuple(_dated(c, given, before) for c in _conditions(given))
+    types = {condition.type for condition in ours}
+    kept = tuple(c for c in before.conditions if c.type not in types)
+    return replace(
+        before,
+        observed_generation=given.generation,
+        operator=given.operator,
+        gateway=_gateway(given),
+        conditions=(*ours, *kept),
+    )
+
+
+def _gateway(given: StatusInput) -> GatewayStatus:
+    url = names.gateway_url(given.pool, given.namespace)
+    return GatewayStatus(desired=given.gateways[1], ready=given.gateways[0], url=url)
 
 
 def to_json(status: PoolStatus) -> Json:
