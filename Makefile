@@ -87,6 +87,10 @@ test-prometheus: $(STAMP) ## what is asked of Prometheus, against a real one (ro
 	tests/prometheus/install
 	CHAIRLIFT_NEEDS_PROMETHEUS=1 $(PY) -m pytest -q $(or $(ARGS),tests/prometheus)
 
+test-redis: $(STAMP) ## tenants' quotas, against a real Redis (root installs Debian's where there is none)
+	tests/quota/install
+	CHAIRLIFT_NEEDS_REDIS=1 $(PY) -m pytest -q $(or $(ARGS),tests/quota)
+
 e2e: $(STAMP) model ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
 	e2e/cluster/with-cluster up e2e/run $(ARGS)
 
@@ -108,4 +112,4 @@ clean: ## remove the environment and caches of this clone
 
 .PHONY: help setup demo bench-demo bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
-	crds lint helm test-cluster test-prometheus e2e images lock clean
+	crds lint helm test-cluster test-prometheus test-redis e2e images lock clean
