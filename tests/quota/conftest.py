@@ -7,20 +7,28 @@ fail instead.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+
+from chairlift_gateway.quota.connection import RedisAddress
+from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure
+from chairlift_gateway.quota.upkeep import open_keeper
+from chairlift_protocol.quota import Limits, QuotaKeys, holder_of
+from chairlift_protocol.wire import RequestClass
 
 START_S = 10.0
 
@@ -127,3 +135,61 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
             return server
 
         yield start
+
+
+class Pool:
+    """A pool of the test's own in some Redis: what an operator writes, and what is there."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.name = f"test/{uuid.uuid4().hex[:8]}"
+        self.keys = QuotaKeys(self.name)
+        self.limit("*")
+
+    def limit(self, tenant: str, **limits: Any) -> None:
+        for request_class in RequestClass:
+            holder = holder_of(tenant, request_class)
+            self.client.hset(self.keys.limits, holder, Limits(**limits).to_json())
+        self.client.hincrby(self.keys.limits, "#", 1)
+
+    def used(self, tenant: str) -> int:
+        return int(
+            self.client.hget(self.keys.account(holder_of(tenant, RequestClass.INTERACTIVE)), "used")
+            or 0
+        )
+
+    def num_leases(self, tenant: str) -> int:
+        return int(self.client.zcard(self.keys.leases(holder_of(tenant, RequestClass.INTERACTIVE))))
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def pool_in(stack: AsyncExitStack) -> Callable[[RedisServer], Pool]:
+    return lambda server: Pool(stack.enter_context(server.client()))
+
+
+@pytest.fixture
+def gateway_on(stack: AsyncExitStack) -> Callable[..., Awaitable[Keeper]]:
+    """A gateway's quotas, kept up until the test ends."""
+
+    async def opened(
+        address: RedisAddress, pool: Pool, mode: OnRedisFailure = OnRedisFailure.LOCAL
+    ) -> Keeper:
+        return await stack.enter_async_context(open_keeper(address, pool.name, mode))
+
+    return opened
+
+
+@pytest.fixture
+def until() -> Callable[..., Awaitable[None]]:
+    async def wait(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    return wait

@@ -19,6 +19,7 @@ milliseconds, so that nothing is ever rounded.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -133,7 +134,9 @@ class Account:
             )
         return self._outcome(Status.SETTLED, known.charge)
 
-    def renew(self, limits: Limits, running: list[Progress], lease_ms: int, now_ms: int) -> Outcome:
+    def renew(
+        self, limits: Limits, running: Sequence[Progress], lease_ms: int, now_ms: int
+    ) -> Outcome:
         """One that is not known is entered: Redis may have lost it, or not been there."""
         self._advance(limits, now_ms)
         for each in running:
