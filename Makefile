@@ -88,8 +88,8 @@ test-prometheus: $(STAMP) ## what is asked of Prometheus, against a real one (ro
 	CHAIRLIFT_NEEDS_PROMETHEUS=1 $(PY) -m pytest -q $(or $(ARGS),tests/prometheus)
 
 test-redis: $(STAMP) ## tenants' quotas, against a real Redis (root installs Debian's where there is none)
-	tests/quota/install
-	CHAIRLIFT_NEEDS_REDIS=1 $(PY) -m pytest -q $(or $(ARGS),tests/quota)
+	tests/gateway/quota/install
+	CHAIRLIFT_NEEDS_REDIS=1 $(PY) -m pytest -q $(or $(ARGS),tests/gateway/quota)
 
 e2e: $(STAMP) model ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
 	e2e/cluster/with-cluster up e2e/run $(ARGS)
