@@ -227,7 +227,7 @@ def test_a_gateway_that_asks_is_told_what_a_stream_has_used_and_a_client_is_not(
     first, *events, last, done, end = engine.complete("xy", headers=gateway, **fields).text.split(
         "\n\n"
     )
-    assert first == ': chairlift-usage {"prompt_tokens":2,"completion_tokens":0}'
-    assert last == ': chairlift-usage {"prompt_tokens":2,"completion_tokens":2}'
+    assert first == ': chairlift-usage {"prompt_tokens":3,"completion_tokens":0}'
+    assert last == ': chairlift-usage {"prompt_tokens":3,"completion_tokens":2}'
     assert (done, end) == ("data: [DONE]", "")
     assert events and all(event.startswith("data: ") for event in events)
