@@ -41,6 +41,9 @@ bench-fairness: $(STAMP) ## what one tenant's flood does to another's chat, and 
 bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones behind it (simulated)
 	@$(PY) -m chairlift_bench.bench_longprompt
 
+bench-quota: $(STAMP) ## tenants' quotas on a real Redis: what they cost, and whether they stay true (ARGS=--requests=N)
+	@$(PY) -m chairlift_bench.bench_quota $(ARGS)
+
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
@@ -110,6 +113,6 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt \
+.PHONY: help setup demo bench-demo bench-operator bench-quota bench-scheduler bench-simulator bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
 	crds lint helm test-cluster test-prometheus test-redis e2e images lock clean

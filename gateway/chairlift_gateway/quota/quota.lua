@@ -4,7 +4,9 @@
 -- KEYS 1 account  2 leases  3 late (all three of one holder)  4 leasing  5 limits  6 idle
 -- ARGV 1 operation  2 holder  3 the holder whose limits count where it has none  4... by operation
 -- Levels are in units of 1/60000 token or request: a rate per minute times milliseconds, whole numbers.
+-- What takes time here is the number of commands: what can go in one goes in one.
 
+local call = redis.call
 local ACCOUNT, LEASES, LATE, LEASING, LIMITS, IDLE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local OPERATION, HOLDER, FALLBACK = ARGV[1], ARGV[2], ARGV[3]
 local UNIT = 60000
@@ -15,11 +17,10 @@ local SWEPT_AT_ONCE = 1000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local function whole(value) return string.format('%.0f', value) end
-
 -- Limits -------------------------------------------------------------------------------------------
 
-local text = redis.call('HGET', LIMITS, HOLDER) or redis.call('HGET', LIMITS, FALLBACK)
+local texts = call('HMGET', LIMITS, HOLDER, FALLBACK)
+local text = texts[1] or texts[2]
 local is_read, limits = pcall(cjson.decode, text or '')
 if not is_read or type(limits) ~= 'table' then text, limits = nil, {} end
 
@@ -27,6 +28,7 @@ local function bound(name)
   if type(limits[name]) == 'number' then return limits[name] end
 end
 
+local token_rate, request_rate = bound('tokens_per_minute'), bound('requests_per_minute')
 local burst_ms = bound('burst_ms') or 30000
 local borrows = limits.when_idle == 'borrow'
 
@@ -34,8 +36,9 @@ local function capacity(rate) return math.max(UNIT, rate * burst_ms) end
 
 -- State --------------------------------------------------------------------------------------------
 
-local state = redis.call('HMGET', ACCOUNT, 'at', 'tokens', 'requests')
-local at = tonumber(state[1]) or now
+-- The reservation of ARGV[4] is read along; for other operations the field does not exist.
+local state = call('HMGET', ACCOUNT, 'at', 'tokens', 'requests', 'used', 'r:' .. (ARGV[4] or ''))
+local at, used = tonumber(state[1]) or now, tonumber(state[4]) or 0
 
 local function refilled(level, rate)
   if not rate then return nil end
@@ -44,9 +47,7 @@ local function refilled(level, rate)
   return math.min(full, level + math.max(0, now - at) * rate)
 end
 
-local token_rate, request_rate = bound('tokens_per_minute'), bound('requests_per_minute')
 local tokens, requests = refilled(state[2], token_rate), refilled(state[3], request_rate)
-local used = 0
 
 local function take(num_tokens)
   if not tokens then return end
@@ -55,113 +56,96 @@ local function take(num_tokens)
   if borrows then tokens = math.max(-full, tokens) end
 end
 
-local function field(id) return 'r:' .. id end
-
--- A reservation is its charge; 'x' before it: the lease expired, and the charge counts as used.
-local function reservation(id)
-  local value = redis.call('HGET', ACCOUNT, field(id))
+-- A reservation is its charge. 'x' before it: the lease expired, and the charge counts as used; 's':
+-- it was settled. After the colon, when that is forgotten.
+local function reservation(value)
   if not value then return 'none', 0 end
-  if value == 's' then return 'settled', 0 end
-  if string.sub(value, 1, 1) == 'x' then return 'expired', tonumber(string.sub(value, 2)) end
-  return 'live', tonumber(value)
+  local kind, charge, until_ms = string.match(value, '^([xs]?)(%d*):?(%d*)$')
+  if kind == '' then return 'live', tonumber(charge) end
+  if tonumber(until_ms) <= now then return 'none', 0 end
+  if kind == 's' then return 'settled', 0 end
+  return 'expired', tonumber(charge)
 end
 
 local function remember(id, value)
-  redis.call('HSET', ACCOUNT, field(id), value)
-  redis.call('ZADD', LATE, whole(now + LATE_MS), id)
-end
-
-local function forget(id)
-  redis.call('HDEL', ACCOUNT, field(id))
-  redis.call('ZREM', LATE, id)
+  local until_ms = now + LATE_MS
+  call('HSET', ACCOUNT, 'r:' .. id, value .. ':' .. string.format('%.0f', until_ms))
+  call('ZADD', LATE, until_ms, id)
+  call('ZADD', LEASING, 'LT', until_ms, HOLDER)
 end
 
 local function lease(id, charge, lease_ms)
-  redis.call('HSET', ACCOUNT, field(id), whole(charge))
-  redis.call('ZADD', LEASES, whole(now + lease_ms), id)
+  call('HSET', ACCOUNT, 'r:' .. id, charge)
+  call('ZADD', LEASES, now + lease_ms, id)
+  call('ZADD', LEASING, 'LT', now + lease_ms, HOLDER)
 end
 
-local function sweep()
-  local due = redis.call('ZRANGEBYSCORE', LEASES, '-inf', whole(now), 'LIMIT', 0, SWEPT_AT_ONCE)
-  for _, id in ipairs(due) do
-    local _, charge = reservation(id)
-    redis.call('ZREM', LEASES, id)
-    remember(id, 'x' .. whole(charge))
+local function sweep_leases()
+  local first = call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
+  if not first or tonumber(first) > now then return end
+  for _, id in ipairs(call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, SWEPT_AT_ONCE)) do
+    local _, charge = reservation(call('HGET', ACCOUNT, 'r:' .. id))
+    call('ZREM', LEASES, id)
+    remember(id, 'x' .. charge)
     used = used + charge
+    if id == ARGV[4] then state[5] = call('HGET', ACCOUNT, 'r:' .. id) end
   end
-  local stale = redis.call('ZRANGEBYSCORE', LATE, '-inf', whole(now), 'LIMIT', 0, SWEPT_AT_ONCE)
-  for _, id in ipairs(stale) do forget(id) end
 end
 
 local function save()
-  if used ~= 0 then redis.call('HINCRBY', ACCOUNT, 'used', whole(used)) end
-  redis.call('HSET', ACCOUNT, 'at', whole(now))
-  local ttl = IDLE_MS
+  local ttl, values = IDLE_MS, {'at', now, 'used', used}
+  -- A limit that comes back begins with a full bucket.
   if tokens then
-    redis.call('HSET', ACCOUNT, 'tokens', whole(tokens))
+    values[5], values[6] = 'tokens', tokens
     -- A debt outlives the account's rest.
     if tokens < 0 and token_rate > 0 then ttl = ttl + math.ceil(-tokens / token_rate) end
-  end
-  if requests then redis.call('HSET', ACCOUNT, 'requests', whole(requests)) end
-  -- A limit that comes back begins with a full bucket.
-  if state[2] and not tokens then redis.call('HDEL', ACCOUNT, 'tokens') end
-  if state[3] and not requests then redis.call('HDEL', ACCOUNT, 'requests') end
-  redis.call('PEXPIRE', ACCOUNT, whole(ttl))
-  redis.call('PEXPIRE', LEASES, whole(ttl))
-  redis.call('PEXPIRE', LATE, whole(ttl))
+  elseif state[2] then call('HDEL', ACCOUNT, 'tokens') end
+  if requests then
+    values[#values + 1] = 'requests'
+    values[#values + 1] = requests
+  elseif state[3] then call('HDEL', ACCOUNT, 'requests') end
+  call('HSET', ACCOUNT, unpack(values))
+  call('PEXPIRE', ACCOUNT, ttl)
+  return ttl
 end
-
--- When the sweeper must look at this holder, at the latest.
-local function note_next()
-  local next_ms
-  for _, key in ipairs({LEASES, LATE}) do
-    local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
-    if first and (not next_ms or tonumber(first) < next_ms) then next_ms = tonumber(first) end
-  end
-  if next_ms then redis.call('ZADD', LEASING, whole(next_ms), HOLDER)
-  else redis.call('ZREM', LEASING, HOLDER) end
-end
-
-local function in_tokens(level) return level and whole(math.floor(level / UNIT)) or '' end
 
 local function reply(status, detail)
-  return {status, detail, in_tokens(tokens), in_tokens(requests), redis.call('ZCARD', LEASES), text or ''}
+  local left = tokens and math.floor(tokens / UNIT) or ''
+  local requests_left = requests and math.floor(requests / UNIT) or ''
+  return {status, detail, left, requests_left, call('ZCARD', LEASES), text or ''}
 end
 
 -- Operations ---------------------------------------------------------------------------------------
 
-local function wait_ms(level, needed, rate)
+local function wait_ms(missing, rate)
   if rate <= 0 then return UNIT end
-  return math.ceil((needed - level) / rate)
+  return math.ceil(missing / rate)
 end
 
 local function refusal(cost)
-  if bound('concurrency') and redis.call('ZCARD', LEASES) >= bound('concurrency') then
-    return 'concurrency', 1000
-  end
+  local concurrency = bound('concurrency')
+  if concurrency and call('ZCARD', LEASES) >= concurrency then return 'concurrency', 1000 end
   if requests and (request_rate <= 0 or requests < UNIT) then
-    return 'requests', wait_ms(requests, UNIT, request_rate)
+    return 'requests', wait_ms(UNIT - requests, request_rate)
   end
-  local binds = tokens and not (borrows and redis.call('EXISTS', IDLE) == 1)
-  if not binds then return nil end
+  if not tokens or (borrows and call('EXISTS', IDLE) == 1) then return nil end
   local needed = math.min(cost * UNIT, capacity(token_rate))
-  if token_rate <= 0 or tokens < needed then return 'tokens', wait_ms(tokens, needed, token_rate) end
+  if token_rate <= 0 or tokens < needed then return 'tokens', wait_ms(needed - tokens, token_rate) end
 end
 
 local function reserve(id, cost, lease_ms)
-  if not text then return reply('unknown', '') end
-  sweep()
-  local kind, charge = reservation(id)
+  if not text then return reply('unknown', 0) end
+  sweep_leases()
+  local kind, charge = reservation(state[5])
   if kind ~= 'none' then
     save()
-    return reply(kind == 'live' and 'admitted' or 'gone', whole(charge))
+    return reply(kind == 'live' and 'admitted' or 'gone', charge)
   end
   local reason, retry_ms = refusal(cost)
   if reason then
-    redis.call('HINCRBY', ACCOUNT, 'refused', 1)
+    call('HINCRBY', ACCOUNT, 'refused', 1)
     save()
-    note_next()
-    return reply(reason, whole(retry_ms))
+    return reply(reason, retry_ms)
   end
   charge = cost
   if tokens and borrows then
@@ -170,55 +154,69 @@ local function reserve(id, cost, lease_ms)
   take(charge)
   if requests then requests = requests - UNIT end
   lease(id, charge, lease_ms)
-  save()
-  note_next()
-  return reply('admitted', whole(charge))
+  call('PEXPIRE', LEASES, save())
+  return reply('admitted', charge)
 end
 
 local function settle(id, num_used, may_be_unknown)
-  sweep()
-  local kind, charge = reservation(id)
-  local was_unknown = kind == 'none' and may_be_unknown
-  if kind == 'settled' or (kind == 'none' and not was_unknown) then
+  sweep_leases()
+  local kind, charge = reservation(state[5])
+  if kind == 'settled' or (kind == 'none' and not may_be_unknown) then
     save()
-    return reply('gone', '')
+    return reply('gone', 0)
   end
   take(num_used - charge)
   used = used + num_used
   if kind == 'expired' then used = used - charge end
-  redis.call('ZREM', LEASES, id)
-  forget(id)
-  if may_be_unknown then remember(id, 's') end
-  save()
-  note_next()
-  return reply('settled', whole(charge))
+  if kind == 'live' then call('ZREM', LEASES, id) end
+  if may_be_unknown then remember(id, 's')
+  else call('HDEL', ACCOUNT, 'r:' .. id) end
+  local ttl = save()
+  if may_be_unknown then call('PEXPIRE', LATE, ttl) end
+  return reply('settled', charge)
 end
 
 local function renew(lease_ms)
-  sweep()
+  sweep_leases()
   for index = 5, #ARGV, 3 do
     local id, charge, num_used = ARGV[index], tonumber(ARGV[index + 1]), tonumber(ARGV[index + 2])
-    local kind, held = reservation(id)
+    local kind, held = reservation(call('HGET', ACCOUNT, 'r:' .. id))
     if kind ~= 'settled' then
-      if kind == 'none' then held = 0 else charge = held end
+      if kind ~= 'none' then charge = held end
       charge = math.max(charge, num_used)
       if kind == 'expired' then
         used = used - held
-        forget(id)
+        call('ZREM', LATE, id)
       end
       take(charge - held)
       lease(id, charge, lease_ms)
     end
   end
-  save()
-  note_next()
-  return reply('renewed', '')
+  call('PEXPIRE', LEASES, save())
+  return reply('renewed', 0)
+end
+
+-- The only one that forgets, and says when this holder must be looked at again.
+local function sweep()
+  sweep_leases()
+  for _, id in ipairs(call('ZRANGEBYSCORE', LATE, '-inf', now, 'LIMIT', 0, SWEPT_AT_ONCE)) do
+    call('ZREM', LATE, id)
+    -- One that was reserved anew is no concern of its predecessor's.
+    if reservation(call('HGET', ACCOUNT, 'r:' .. id)) == 'none' then
+      call('HDEL', ACCOUNT, 'r:' .. id)
+    end
+  end
+  call('PEXPIRE', LATE, save())
+  local next_ms
+  for _, key in ipairs({LEASES, LATE}) do
+    local first = tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+    if first and (not next_ms or first < next_ms) then next_ms = first end
+  end
+  if next_ms then call('ZADD', LEASING, next_ms, HOLDER) else call('ZREM', LEASING, HOLDER) end
+  return reply('swept', 0)
 end
 
 if OPERATION == 'reserve' then return reserve(ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) end
 if OPERATION == 'settle' then return settle(ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1') end
 if OPERATION == 'renew' then return renew(tonumber(ARGV[4])) end
-sweep()
-save()
-note_next()
-return reply('swept', '')
+return sweep()

@@ -21,7 +21,6 @@ from chairlift_gateway.quota.law import Outcome
 from chairlift_gateway.quota.script import SCRIPT, outcome_of, script_keys
 from chairlift_protocol.quota import QuotaKeys
 
-SCRIPT_SHA: Final = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 # Some 30 µs of Redis each: a batch takes far less than a caller waits.
 MAX_BATCH: Final = 64
 # What a client can meet on its way to Redis; OSError also from an unreadable password file.
@@ -49,14 +48,17 @@ class Store:
 
     def __init__(
         self, client: Redis, keys: QuotaKeys,
-        on_failure: Callable[[str], None], on_success: Callable[[], None],
+        on_failure: Callable[[str], None], on_success: Callable[[], None], script: str = SCRIPT,
     ) -> None:  # fmt: skip
         self._client = client
         self._keys = keys
         self._on_failure = on_failure
         self._on_success = on_success
+        self._script = script
+        self._sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
         self._waiting: deque[Call] = deque()
         self._has_waiting = asyncio.Event()
+        self._is_closed = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -72,9 +74,18 @@ class Store:
         """Return once everything that was submitted has been answered, or has failed."""
         await self._is_idle.wait()
 
+    def close(self) -> None:
+        """What has not been sent never will be; `work` returns."""
+        self._is_closed = True
+        for call in self._waiting:
+            self._resolve(call, RedisFailure("the gateway ends"))
+        self._waiting.clear()
+        self._has_waiting.set()
+
     async def work(self) -> None:
-        """Send what is submitted, until cancelled."""
-        while True:
+        """Send what is submitted, until closed. A cancellation may get lost in the client, which
+        uses a wait_for that swallows some before Python 3.12."""
+        while not self._is_closed:
             await self._has_waiting.wait()
             batch: list[Call] = []
             while self._waiting and len(batch) < MAX_BATCH:
@@ -93,7 +104,7 @@ class Store:
             replies = await self._send(batch)
             again = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
             if again:
-                await self._client.script_load(SCRIPT)
+                await self._client.script_load(self._script)
                 for number, reply in zip(
                     again, await self._send([batch[n] for n in again]), strict=True
                 ):
@@ -101,9 +112,6 @@ class Store:
         except REDIS_ERRORS as error:
             self._fail(batch, error)
             return
-        except asyncio.CancelledError:
-            self._fail(batch, RedisFailure("the gateway ends"))
-            raise
         self._answer(batch, replies)
 
     async def _send(self, batch: list[Call]) -> list[Any]:
@@ -111,7 +119,7 @@ class Store:
         for call in batch:
             call.is_sent = True
             keys = script_keys(self._keys, call.holder)
-            pipeline.evalsha(SCRIPT_SHA, len(keys), *keys, *call.arguments)
+            pipeline.evalsha(self._sha, len(keys), *keys, *call.arguments)
         return await pipeline.execute(raise_on_error=False)
 
     def _answer(self, batch: list[Call], replies: list[Any]) -> None:

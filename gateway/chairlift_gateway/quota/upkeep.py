@@ -25,6 +25,7 @@ from chairlift_gateway.quota.connection import (
 )
 from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure
 from chairlift_gateway.quota.leases import LEASE_MS, Lease
+from chairlift_gateway.quota.script import SCRIPT
 from chairlift_gateway.quota.store import REDIS_ERRORS, RedisFailure, Store
 from chairlift_protocol.quota import (
     REVISION_FIELD,
@@ -52,6 +53,7 @@ class Upkeep:
         self._keys = keys
         self._name = secrets.token_hex(8)
         self._revision: bytes | None = None
+        self._is_ending = False
 
     async def probe(self) -> bool:
         """Whether Redis carries out the script, and holds this pool's limits."""
@@ -73,12 +75,13 @@ class Upkeep:
         return True
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or ended: a cancellation may get lost (see `Store.work`)."""
         breaker = self._keeper.breaker
-        while True:
-            while breaker.is_open:
+        while not self._is_ending:
+            if breaker.is_open:
                 await asyncio.sleep(breaker.next_pause_s())
                 await self.probe()
+                continue
             await self._round()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROUND_S):
@@ -86,12 +89,14 @@ class Upkeep:
 
     async def end(self) -> None:
         """Give up the share, and settle what can still be settled."""
+        self._is_ending = True
         self._pay()
         with suppress(*REDIS_ERRORS):
             await self._client.zrem(self._keys.gateways, self._name)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await self._keeper.store.emptied()
+        self._keeper.store.close()
 
     async def _round(self) -> None:
         self._pay()
@@ -156,16 +161,16 @@ def _renewed(leases: list[Lease], future: asyncio.Future[Any]) -> None:
 
 @asynccontextmanager
 async def open_keeper(
-    address: RedisAddress, pool: str, mode: OnRedisFailure
+    address: RedisAddress, pool: str, mode: OnRedisFailure, script: str = SCRIPT
 ) -> AsyncIterator[Keeper]:
     """A keeper that is kept up; Redis need not be there."""
     keeper, client, keys = Keeper(mode), open_client(address), QuotaKeys(pool)
-    store = Store(client, keys, keeper.failed, keeper.breaker.succeeded)
+    store = Store(client, keys, keeper.failed, keeper.breaker.succeeded, script)
     keeper.use(store)
     upkeep = Upkeep(keeper, client, keys)
     try:
         async with asyncio.TaskGroup() as tasks:
-            working = tasks.create_task(store.work())
+            tasks.create_task(store.work())
             if not await upkeep.probe():
                 why = "it does not answer, or does not hold the limits of"
                 logger.warning("quotas without Redis (%s): %s %s", mode.value, why, pool)
@@ -175,6 +180,5 @@ async def open_keeper(
             finally:
                 upkeeping.cancel()
                 await upkeep.end()
-                working.cancel()
     finally:
         await client.aclose()

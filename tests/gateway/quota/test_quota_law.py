@@ -268,6 +268,7 @@ def test_the_index_names_who_must_be_swept_and_when(law: RedisLaw) -> None:
     law(2_000, "reserve", "b", 5, 30_000)
     assert law.client.zscore(KEYS.leasing, HOLDER) == 31_000
     law(2_500, "settle", "a", 5, 0)
+    law(31_000, "sweep")
     assert law.client.zscore(KEYS.leasing, HOLDER) == 32_000
     law(32_000, "sweep")
     assert law.client.zscore(KEYS.leasing, HOLDER) == 632_000
