@@ -64,25 +64,33 @@ def read_journal(lines: Iterable[str], is_killed: bool) -> dict[str, Told]:
 
 
 def judge(told: Mapping[str, Told], redis: Redis) -> Verdict:
+    """drift: by how much a tenant's account lies outside of what it can be. What Redis admitted has
+    one true value; what a killed gateway admitted without Redis may never have reached it."""
     verdict = Verdict(num_leases=redis.num_leases)
-    expected: Counter[str] = Counter()
+    least: Counter[str] = Counter()
+    unsure: Counter[str] = Counter()
     for name, each in told.items():
         verdict.num_requests += 1
         verdict.num_granted += each.charge is not None
         verdict.num_local += each.is_local
         expired = redis.expired.get(name)
         if not each.is_killed:
-            expected[each.holder] += each.num_settled or 0
+            least[each.holder] += each.num_settled or 0
             # A request that lived has been settled, so nothing else may be left of it.
             verdict.drift_tokens += expired or 0
-            continue
-        is_open = each.charge is not None and each.num_settled is None
-        verdict.num_killed += is_open or expired is not None
-        if expired is not None:
+        elif expired is not None:
+            verdict.num_killed += 1
             verdict.num_unbounded_killed += not _is_bounded(each, expired)
-        expected[each.holder] += _charged(each, expired)
-    for holder in expected.keys() | redis.used.keys():
-        drift = redis.used.get(holder, 0) - expected[holder]
+            least[each.holder] += expired
+        elif each.is_local:
+            unsure[each.holder] += each.num_settled or 0
+        else:
+            # No lease ended, so Redis took the settlement; without one, it lost the request.
+            verdict.num_unbounded_killed += each.charge is not None and each.num_settled is None
+            least[each.holder] += each.num_settled or 0
+    for holder in least.keys() | redis.used.keys():
+        above = redis.used.get(holder, 0) - least[holder]
+        drift = above if above < 0 else max(0, above - unsure[holder])
         if drift:
             verdict.drifts[holder] = drift
             verdict.drift_tokens += abs(drift)
@@ -93,10 +101,3 @@ def _is_bounded(each: Told, charged: int) -> bool:
     """Between what it had used at its last renewal, which reserving began, and all it had used."""
     lowest = 0 if each.charge is None or each.is_local else each.charge
     return lowest <= charged <= max(each.charge or each.cost, each.num_seen)
-
-
-def _charged(each: Told, expired: int | None) -> int:
-    """Redis took the settlement, or the lease ended, or it had never heard of the request."""
-    if expired is not None:
-        return expired
-    return each.num_settled or 0

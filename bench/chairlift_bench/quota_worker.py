@@ -70,7 +70,7 @@ class Player:
         except QuotaExceeded:
             await asyncio.sleep(0.001)
             return
-        where = "in_redis" if grant.outcome.number else "local"
+        where = "local" if grant.lease.num_unanswered else "in_redis"
         self._journal("grant", name, grant.lease.charge, where)
         self._maybe_again(grant, "reserve", grant.lease.charge, LEASE_MS)
         used = await self._run(grant)
@@ -84,7 +84,7 @@ class Player:
         is_long = self._random.random() < LONG_SHARE
         num_parts = self._random.randrange(60, 160) if is_long else 1
         for part in range(1, num_parts + 1):
-            await asyncio.sleep(0.1 if is_long else self._random.random() * 0.02)
+            await asyncio.sleep(0.1 if is_long else self._random.random() * 0.15)
             seen = total * part // num_parts
             self._journal("seen", grant.lease.request_id, seen)
             grant.lease.num_used = seen
