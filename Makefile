@@ -44,6 +44,9 @@ bench-fairness: $(STAMP) ## what one tenant's flood does to another's chat, and 
 bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones behind it (simulated)
 	@$(PY) -m chairlift_bench.bench_longprompt
 
+bench-quota: $(STAMP) ## tenants' quotas on a real Redis: what they cost, and whether they stay true (ARGS=--requests=N)
+	@$(PY) -m chairlift_bench.bench_quota $(ARGS)
+
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
@@ -90,6 +93,10 @@ test-prometheus: $(STAMP) ## what is asked of Prometheus, against a real one (ro
 	tests/prometheus/install
 	CHAIRLIFT_NEEDS_PROMETHEUS=1 $(PY) -m pytest -q $(or $(ARGS),tests/prometheus)
 
+test-redis: $(STAMP) ## tenants' quotas, against a real Redis (root installs Debian's where there is none)
+	tests/gateway/quota/install
+	CHAIRLIFT_NEEDS_REDIS=1 $(PY) -m pytest -q $(or $(ARGS),tests/gateway/quota)
+
 e2e: $(STAMP) model ## end to end on a real one-node Kubernetes: chart, pods, traffic (root; see e2e/README.md)
 	e2e/cluster/with-cluster up e2e/run $(ARGS)
 
@@ -109,6 +116,6 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-tuning bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt \
+.PHONY: help setup demo bench-demo bench-tuning bench-operator bench-quota bench-scheduler bench-simulator bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
-	crds lint helm test-cluster test-prometheus e2e images lock clean
+	crds lint helm test-cluster test-prometheus test-redis e2e images lock clean

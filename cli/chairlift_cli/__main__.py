@@ -75,6 +75,12 @@ def _replay(args: argparse.Namespace) -> int:
     return run_replay(args)
 
 
+def _key_create(args: argparse.Namespace) -> int:
+    from chairlift_cli.key_command import run_key_create
+
+    return run_key_create(args.tenant, args.request_class, args.file)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="chairlift",
@@ -89,6 +95,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_simulate(commands)
     _add_replay(commands)
+    _add_model(commands)
+    _add_key(commands)
+    return parser
+
+
+def _add_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     model = commands.add_parser("model", help="models on this machine", allow_abbrev=False)
     model_commands = model.add_subparsers(title="commands", required=True, metavar="COMMAND")
     get = model_commands.add_parser(
@@ -100,7 +112,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     get.add_argument("name", help="the model's name, such as smollm2-135m")
     get.set_defaults(run=_model_get)
-    return parser
+
+
+def _add_key(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    key = commands.add_parser("key", help="API keys of tenants", allow_abbrev=False)
+    key_commands = key.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    create = key_commands.add_parser(
+        "create",
+        help="make an API key for a tenant",
+        description="Make an API key, print it once, and put its hash into a file of tenants, "
+        "which gateways take without a restart.",
+        epilog="example: chairlift key create acme -f tenants.json",
+        allow_abbrev=False,
+    )
+    add = create.add_argument
+    add("tenant", metavar="TENANT", help="whose key it is")
+    add("--class", choices=("interactive", "batch"), default="interactive", dest="request_class",
+        help="class of the requests that carry it (default: %(default)s)")  # fmt: skip
+    add("-f", "--file", type=Path, metavar="FILE",
+        help="the file of tenants, made if there is none (default: print the entry)")  # fmt: skip
+    create.set_defaults(run=_key_create)
 
 
 def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

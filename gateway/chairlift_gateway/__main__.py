@@ -21,6 +21,7 @@ import uvicorn
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
 from chairlift_gateway.endpoints import EndpointsError, EndpointSource, FileEndpoints
+from chairlift_gateway.identity import TenantsError, TenantsFile
 from chairlift_gateway.kubernetes_endpoints import ApiAccess, KubernetesEndpoints
 
 # Longer than clients keep idle connections: one that closes under a request is an error to them.
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_config(argv)
         source = _open_endpoints(config)
+        _check_tenants(config)
         listener = _listen(config)
     except ConfigError as error:
         print(f"chairlift-gateway: {error}", file=sys.stderr)
@@ -106,6 +108,14 @@ def _open_endpoints(config: GatewayConfig) -> EndpointSource:
         return KubernetesEndpoints(ApiAccess.in_cluster(), config.kubernetes_pool)
     except EndpointsError as error:
         raise ConfigError(f"{option}: {error}") from error
+
+
+def _check_tenants(config: GatewayConfig) -> None:
+    if config.tenants_path is not None:
+        try:
+            TenantsFile(config.tenants_path)
+        except TenantsError as error:
+            raise ConfigError(f"--tenants-file: {error}") from error
 
 
 def _listen(config: GatewayConfig) -> socket.socket:

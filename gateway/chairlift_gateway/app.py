@@ -20,9 +20,12 @@ from starlette.routing import Route
 from chairlift_gateway.arrivals import ArrivalsPage, Changes
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import EndpointSource
+from chairlift_gateway.identity import Identification, TenantsFile
+from chairlift_gateway.metering import Metering
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import Refusal
 from chairlift_gateway.proxy import Proxy, ProxyRoute, Target
+from chairlift_gateway.quota.upkeep import open_keeper
 from chairlift_gateway.upstream import Upstream, open_session
 from chairlift_protocol import wire
 
@@ -104,10 +107,35 @@ async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIt
         upstream.publish(source.latest())
         watching = tasks.create_task(source.watch(upstream.publish))
         try:
-            yield Gateway(Proxy(config, upstream, metrics), upstream, metrics, changes)
+            async with _metering(config, metrics) as metering:
+                proxy = Proxy(config, _identification(config), metering, upstream, metrics)
+                yield Gateway(proxy, upstream, metrics, changes)
         finally:
             watching.cancel()
             await upstream.close()
+
+
+def _identification(config: GatewayConfig) -> Identification:
+    return Identification(
+        TenantsFile(config.tenants_path) if config.tenants_path else None,
+        config.serves_anonymous,
+        config.batch_key_digests,
+        config.trusted_tenant_header,
+    )
+
+
+@asynccontextmanager
+async def _metering(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[Metering]:
+    if config.redis is None:
+        yield Metering(None, metrics)
+        return
+    async with open_keeper(config.redis, config.quota_pool, config.on_redis_failure) as keeper:
+        metrics.watch_quotas(
+            lambda: not keeper.breaker.is_open,
+            lambda: keeper.leases.num_owed,
+            lambda: keeper.num_without_redis,
+        )
+        yield Metering(keeper, metrics)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -6,14 +6,15 @@ It knows no HTTP. `__main__` calls it; a `ConfigError` is one sentence for the p
 from __future__ import annotations
 
 import argparse
-import hashlib
-import hmac
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+from chairlift_gateway.quota.connection import RedisAddress, RedisUrlError
+from chairlift_gateway.quota.keeper import OnRedisFailure
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -26,7 +27,8 @@ class ConfigError(ValueError):
 class GatewayConfig:
     """`batch_key_digests` are SHA-256 hex digests, so that no API key lies in a process list.
 
-    Exactly one of `endpoints_path` and `kubernetes_pool` (namespace/name) is set.
+    Exactly one of `endpoints_path` and `kubernetes_pool` (namespace/name) is set. Without `redis`
+    tenants have no quotas.
     """
 
     endpoints_path: Path | None
@@ -41,16 +43,16 @@ class GatewayConfig:
     max_body_bytes: int = 10 * 1024 * 1024
     drain_s: float = 600.0
     log_level: str = "info"
+    tenants_path: Path | None = None
+    serves_anonymous: bool = True
+    trusted_tenant_header: bytes | None = None
+    redis: RedisAddress | None = None
+    quota_pool: str = ""
+    on_redis_failure: OnRedisFailure = OnRedisFailure.LOCAL
 
     def __repr__(self) -> str:
         source = self.endpoints_path or self.kubernetes_pool
         return f"GatewayConfig({self.host}:{self.port}, endpoints={source})"
-
-    def is_batch_key(self, key: bytes) -> bool:
-        """Compare with every digest, in a time that does not tell which one matched."""
-        digest = hashlib.sha256(key).hexdigest()
-        matches = [hmac.compare_digest(digest, known) for known in self.batch_key_digests]
-        return any(matches)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,7 +76,34 @@ def parse_config(argv: Sequence[str] | None) -> GatewayConfig:
         max_body_bytes=args.max_body_bytes,
         drain_s=args.drain_s,
         log_level=args.log_level,
+        tenants_path=args.tenants_file,
+        serves_anonymous=(args.anonymous or _usual_anonymous(args)) == "serve",
+        trusted_tenant_header=args.trusted_tenant_header,
+        redis=_redis(args),
+        quota_pool=args.quota_pool or args.kubernetes_pool or "",
+        on_redis_failure=OnRedisFailure(args.quota_on_redis_failure),
     )
+
+
+def _usual_anonymous(args: argparse.Namespace) -> str:
+    """Whoever tells tenants apart means to know them."""
+    return "refuse" if args.tenants_file or args.trusted_tenant_header else "serve"
+
+
+def _redis(args: argparse.Namespace) -> RedisAddress | None:
+    if args.quota_redis is None:
+        return None
+    if not (args.quota_pool or args.kubernetes_pool):
+        raise ConfigError("--quota-redis: needs --quota-pool, to know whose limits to read")
+    try:
+        return RedisAddress(
+            args.quota_redis,
+            args.quota_redis_user,
+            args.quota_redis_password_file,
+            args.quota_redis_ca_file,
+        )
+    except RedisUrlError as error:
+        raise ConfigError(f"--quota-redis: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,7 +138,36 @@ def _parser() -> argparse.ArgumentParser:
     add("--drain-s", type=_seconds, default=default["drain_s"],
         help="seconds that requests in flight get to finish after SIGTERM")  # fmt: skip
     add("--log-level", choices=LOG_LEVELS, help="least severe level to log")
+    _add_tenants(parser)
+    _add_quotas(parser)
     return parser
+
+
+def _add_tenants(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("who is served").add_argument
+    add("--tenants-file", type=Path, metavar="FILE",
+        help="JSON, re-read when replaced: tenants and the SHA-256 of their API keys")  # fmt: skip
+    add("--anonymous", choices=("serve", "refuse"),
+        help="requests without a known tenant; refused where tenants are told apart")  # fmt: skip
+    add("--trusted-tenant-header", type=_header, metavar="NAME",
+        help="header in which a gateway in front of this one names the tenant; clients must not "
+        "be able to go past that")  # fmt: skip
+
+
+def _add_quotas(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("tenants' quotas").add_argument
+    add("--quota-redis", metavar="URL", help="redis://host:port/db, or rediss:// for TLS")
+    add("--quota-redis-user", metavar="NAME", help="ACL user")
+    add("--quota-redis-password-file", type=Path, metavar="FILE",
+        help="re-read for each connection")  # fmt: skip
+    add("--quota-redis-ca-file", type=Path, metavar="FILE",
+        help="who signed Redis' certificate, if not an authority of the system")  # fmt: skip
+    add("--quota-pool", type=_pool, metavar="NAMESPACE/NAME",
+        help="whose limits; that of --kubernetes-pool unless given")  # fmt: skip
+    add("--quota-on-redis-failure", choices=[each.value for each in OnRedisFailure],
+        default=OnRedisFailure.LOCAL.value,
+        help="local: this gateway's share of the limits; allow: everybody, charged afterwards; "
+        "deny: nobody")  # fmt: skip
 
 
 def _read_token(path: Path) -> str:
@@ -122,6 +180,12 @@ def _read_token(path: Path) -> str:
     if not token or not token.isprintable():
         raise ConfigError(f"--internal-token-file: {path} must hold one line with the token")
     return token
+
+
+def _header(text: str) -> bytes:
+    if not re.fullmatch(r"[A-Za-z0-9-]+", text):
+        raise argparse.ArgumentTypeError(f"must be a header's name, not {text!r}")
+    return text.lower().encode()
 
 
 def _pool(text: str) -> str:

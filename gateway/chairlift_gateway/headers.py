@@ -56,9 +56,15 @@ def request_names(given: bytes | None) -> RequestNames:
     return RequestNames(name, name)
 
 
-def towards_engine(headers: RawHeaders) -> list[tuple[str, str]]:
-    """What a client's headers leave for the engine, before the gateway adds its own."""
-    kept = _crossing(headers, _NOT_TO_ENGINE)
+def towards_engine(
+    headers: RawHeaders, trusted_header: bytes | None = None
+) -> list[tuple[str, str]]:
+    """What a client's headers leave for the engine, before the gateway adds its own.
+
+    trusted_header: what another gateway told this one alone.
+    """
+    ends_here = _NOT_TO_ENGINE | {trusted_header} if trusted_header else _NOT_TO_ENGINE
+    kept = _crossing(headers, ends_here)
     return [
         (name.decode("latin-1"), value.decode("utf-8", "replace"))
         for name, value in kept

@@ -71,6 +71,10 @@ GAP_BUCKETS_S = (
     60.0,
 )
 
+# As many tenants are named in metrics; the others together are OTHER_TENANT.
+MAX_TENANTS = 64
+OTHER_TENANT = "other"
+
 # Nginx's code for a client that left before its answer was complete; no such answer is sent.
 CLIENT_LEFT = 499
 
@@ -128,6 +132,19 @@ class GatewayMetrics:
             ["stage"],
             registry=registry,
         )
+        self._named_tenants = {OTHER_TENANT}
+        self.tenant_tokens = Counter(
+            names.GATEWAY_TENANT_TOKENS,
+            "Tokens that requests of a tenant used, prompts included.",
+            ["tenant", "class"],
+            registry=registry,
+        )
+        self.tenant_refused = Counter(
+            names.GATEWAY_TENANT_REFUSED,
+            "Requests over a tenant's limits, by the limit.",
+            ["tenant", "class", "reason"],
+            registry=registry,
+        )
         for request_class in RequestClass:
             for metric in (self.received, self.ttft, self.gap, self.in_flight, self.held):
                 metric.labels(request_class.value)
@@ -141,6 +158,32 @@ class GatewayMetrics:
     def count_held(self, request_class: RequestClass, more: int) -> None:
         self.held.labels(request_class.value).inc(more)
         self._on_change()
+
+    def count_tenant_tokens(self, tenant: str, request_class: RequestClass, more: int) -> None:
+        self.tenant_tokens.labels(self._named(tenant), request_class.value).inc(more)
+
+    def count_tenant_refused(self, tenant: str, request_class: RequestClass, why: str) -> None:
+        self.tenant_refused.labels(self._named(tenant), request_class.value, why).inc()
+
+    def watch_quotas(
+        self, is_kept: Callable[[], float], num_owed: Callable[[], float],
+        num_without: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """What only a gateway with quotas shows."""
+        for name, text, read in (
+            (names.GATEWAY_QUOTA_REDIS_UP, "1 while quotas are kept in Redis.", is_kept),
+            (names.GATEWAY_QUOTA_OWED, "Settlements that Redis has not taken yet.", num_owed),
+            (names.GATEWAY_QUOTA_WITHOUT, "Requests decided without Redis.", num_without),
+        ):
+            Gauge(name, text, registry=self._registry).set_function(read)
+
+    def _named(self, tenant: str) -> str:
+        """Whoever can name tenants could otherwise make a series for each."""
+        if tenant not in self._named_tenants:
+            if len(self._named_tenants) > MAX_TENANTS:
+                return OTHER_TENANT
+            self._named_tenants.add(tenant)
+        return tenant
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

@@ -6,6 +6,7 @@ It knows no HTTP server. `proxy`, `upstream` and `app` raise and render them.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from http import HTTPStatus
 
 
@@ -13,13 +14,15 @@ class Refusal(Exception):
     """Why a request gets no answer from an engine; `message` is written for the client."""
 
     def __init__(
-        self, status: HTTPStatus, code: str, message: str, *, retry_after_s: int | None = None
-    ) -> None:
+        self, status: HTTPStatus, code: str, message: str, *, retry_after_s: int | None = None,
+        more_headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self._more_headers = more_headers
 
     def body(self) -> bytes:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -31,10 +34,15 @@ class Refusal(Exception):
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        body_headers = [(b"content-type", b"application/json")]
+        body_headers = [(b"content-type", b"application/json"), *self._more_headers]
         if self.retry_after_s is not None:
             body_headers.append((b"retry-after", str(self.retry_after_s).encode()))
         return body_headers
+
+
+def unauthorized(why: str) -> Refusal:
+    challenge = [(b"www-authenticate", b"Bearer")]
+    return Refusal(HTTPStatus.UNAUTHORIZED, "invalid_api_key", why, more_headers=challenge)
 
 
 def too_large(limit_bytes: int) -> Refusal:

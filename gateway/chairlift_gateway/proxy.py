@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -19,30 +19,33 @@ from typing import Any, Final
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
+from chairlift_gateway.client_side import ClientLeft, read_body, while_client_stays
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.headers import (
     RequestNames,
-    bearer_key,
     find,
     request_names,
     towards_client,
     towards_engine,
 )
+from chairlift_gateway.identity import Caller, Identification
+from chairlift_gateway.metering import Meter, Metering
 from chairlift_gateway.metrics import CLIENT_LEFT, GatewayMetrics, TokenClock
 from chairlift_gateway.openai_errors import (
     Refusal,
     broken_off,
     internal,
     shutting_down,
-    too_large,
 )
 from chairlift_gateway.reply import Reply
-from chairlift_gateway.sse import EventSplitter, num_token_events
+from chairlift_gateway.sse import EventSplitter
 from chairlift_gateway.upstream import UPSTREAM_ERRORS, Call, Upstream
 from chairlift_protocol.wire import (
     CLASS_HEADER,
     INTERNAL_TOKEN_HEADER,
     REQUEST_ID_HEADER,
+    TENANT_HEADER,
+    USAGE_HEADER,
     RequestClass,
 )
 
@@ -51,10 +54,6 @@ LONGEST_WHOLE_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 logger = logging.getLogger("chairlift_gateway.proxy")
 access_logger = logging.getLogger("chairlift_gateway.access")
-
-
-class ClientLeft(Exception):
-    """Nobody is there any more to take the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,25 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What is known of a request from its head. `arrived_s` is where a client's wait begins."""
+    """What is known of a request from its head. `arrived_s` is where a client's wait begins.
+
+    caller: or why nobody is served who asks like this.
+    """
 
     target: Target
-    request_class: RequestClass
+    caller: Caller | Refusal
     names: RequestNames
     arrived_s: float
+
+    @property
+    def request_class(self) -> RequestClass:
+        if isinstance(self.caller, Caller):
+            return self.caller.request_class
+        return RequestClass.BATCH if self.target.is_batch else RequestClass.INTERACTIVE
+
+    @property
+    def tenant(self) -> str:
+        return self.caller.tenant if isinstance(self.caller, Caller) else "-"
 
 
 class ProxyRoute:
@@ -88,8 +100,13 @@ class ProxyRoute:
 
 
 class Proxy:
-    def __init__(self, config: GatewayConfig, upstream: Upstream, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, config: GatewayConfig, identification: Identification, metering: Metering,
+        upstream: Upstream, metrics: GatewayMetrics,
+    ) -> None:  # fmt: skip
         self._config = config
+        self._identification = identification
+        self._metering = metering
         self._upstream = upstream
         self._metrics = metrics
         self._serving: set[asyncio.Task[Any]] = set()
@@ -104,7 +121,7 @@ class Proxy:
     async def serve(self, target: Target, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = Arrival(
             target=target,
-            request_class=self._class_of(target, scope),
+            caller=self._caller(target, scope),
             names=request_names(find(scope["headers"], REQUEST_ID_HEADER.encode())),
             arrived_s=time.monotonic(),
         )
@@ -112,16 +129,17 @@ class Proxy:
         with self._counted(arrival, reply), self._registered():
             await self._answer(arrival, scope, receive, reply)
         access_logger.info(
-            "class=%s status=%d ms=%d replica=%s request=%s path=%s",
+            "class=%s status=%d ms=%d replica=%s request=%s path=%s tenant=%s tokens=%d",
             arrival.request_class.value, reply.outcome,
             (time.monotonic() - arrival.arrived_s) * 1000,
-            reply.replica, arrival.names.unique, target.path,
+            reply.replica, arrival.names.unique, target.path, arrival.tenant, reply.num_tokens,
         )  # fmt: skip
 
-    def _class_of(self, target: Target, scope: Scope) -> RequestClass:
-        key = bearer_key(scope["headers"])
-        is_batch = target.is_batch or (key is not None and self._config.is_batch_key(key))
-        return RequestClass.BATCH if is_batch else RequestClass.INTERACTIVE
+    def _caller(self, target: Target, scope: Scope) -> Caller | Refusal:
+        try:
+            return self._identification.caller(scope["headers"], is_batch_path=target.is_batch)
+        except Refusal as refusal:
+            return refusal
 
     @contextmanager
     def _counted(self, arrival: Arrival, reply: Reply) -> Iterator[None]:
@@ -147,10 +165,13 @@ class Proxy:
     async def _answer(self, arrival: Arrival, scope: Scope, receive: Receive, reply: Reply) -> None:
         """Whatever happens, the client gets an answer, or has left."""
         try:
-            body = await _read_body(scope, receive, self._config.max_body_bytes)
-            call = self._call(arrival, scope, body)
-            clock = TokenClock(self._metrics, arrival.request_class, arrival.arrived_s)
-            await _while_client_stays(self._relay(call, reply, clock), receive, reply)
+            if isinstance(arrival.caller, Refusal):
+                raise arrival.caller
+            body = await read_body(scope, receive, self._config.max_body_bytes)
+            async with self._metered(arrival, arrival.caller, body, reply) as meter:
+                call = self._call(arrival, scope, body, meter)
+                clock = TokenClock(self._metrics, arrival.request_class, arrival.arrived_s)
+                await while_client_stays(self._relay(call, reply, clock, meter), receive, reply)
         except Refusal as refusal:
             await reply.fail(refusal)
         except ClientLeft:
@@ -163,47 +184,73 @@ class Proxy:
             logger.exception("request %s failed in the gateway", arrival.names.unique)
             await reply.fail(internal())
 
-    def _call(self, arrival: Arrival, scope: Scope, body: bytes) -> Call:
+    @asynccontextmanager
+    async def _metered(
+        self, arrival: Arrival, caller: Caller, body: bytes, reply: Reply
+    ) -> AsyncIterator[Meter]:
+        """Reserved before it is routed, settled however it ends; refused with what that says."""
+        if not arrival.target.asks_for_tokens:
+            yield self._metering.unmetered(caller)
+            return
+        meter = await self._metering.admit(caller, arrival.names.unique, body)
+        try:
+            yield meter
+        except Exception as error:
+            if not isinstance(error, ClientLeft):
+                meter.failed()
+            raise
+        finally:
+            reply.num_tokens = meter.num_tokens
+            meter.end()
+
+    def _call(self, arrival: Arrival, scope: Scope, body: bytes, meter: Meter) -> Call:
         path, query = arrival.target.path, scope["query_string"].decode("latin-1")
         return Call(
             method=scope["method"],
             target=f"{path}?{query}" if query else path,
             headers=(
-                *towards_engine(scope["headers"]),
+                *towards_engine(scope["headers"], self._identification.trusted_header),
                 (INTERNAL_TOKEN_HEADER, self._config.internal_token),
                 (CLASS_HEADER, arrival.request_class.value),
+                (TENANT_HEADER, arrival.tenant),
+                (USAGE_HEADER, "1"),
                 (REQUEST_ID_HEADER, arrival.names.unique),
             ),
             body=body,
             request_class=arrival.request_class,
             received_s=time.monotonic(),
+            on_sent=meter.sent,
         )
 
-    async def _relay(self, call: Call, reply: Reply, clock: TokenClock) -> None:
+    async def _relay(self, call: Call, reply: Reply, clock: TokenClock, meter: Meter) -> None:
         async with self._upstream.exchange(call) as answer:
             reply.replica = answer.replica.name
             try:
                 if answer.response.content_type == "text/event-stream":
-                    await _relay_events(answer.response, reply, clock)
+                    await _relay_events(answer.response, reply, clock, meter)
                 else:
-                    await _relay_whole(answer.response, reply)
+                    await _relay_whole(answer.response, reply, meter)
             except Refusal:
                 self._metrics.upstream_failures.labels("in_answer").inc()
                 raise
 
 
-async def _relay_events(response: aiohttp.ClientResponse, reply: Reply, clock: TokenClock) -> None:
+async def _relay_events(
+    response: aiohttp.ClientResponse, reply: Reply, clock: TokenClock, meter: Meter
+) -> None:
     """Read on only when the client took what came before: `reply.write` waits for it."""
-    await reply.start_stream(response.status, towards_client(response.raw_headers))
+    headers = [*towards_client(response.raw_headers), *meter.headers]
+    await reply.start_stream(response.status, headers)
     splitter = EventSplitter()
     while chunk := await _read_some(response):
-        if events := splitter.feed(chunk):
-            clock.tokens(num_token_events(events), time.monotonic())
+        events, num_tokens = meter.pass_events(splitter.feed(chunk))
+        if events:
+            clock.tokens(num_tokens, time.monotonic())
             await reply.write(events)
     await reply.finish(splitter.rest())
 
 
-async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply) -> None:
+async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, meter: Meter) -> None:
     body = bytearray()
     while chunk := await _read_some(response):
         body += chunk
@@ -213,7 +260,9 @@ async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply) -> None:
                 "upstream_answer_too_large",
                 f"The answer is longer than {LONGEST_WHOLE_ANSWER_BYTES} bytes; stream it.",
             )
-    await reply.whole(response.status, towards_client(response.raw_headers), bytes(body))
+    meter.read_whole(response.status, body)
+    headers = [*towards_client(response.raw_headers), *meter.headers]
+    await reply.whole(response.status, headers, bytes(body))
 
 
 async def _read_some(response: aiohttp.ClientResponse) -> bytes:
@@ -223,44 +272,3 @@ async def _read_some(response: aiohttp.ClientResponse) -> bytes:
     except UPSTREAM_ERRORS as error:
         logger.warning("a replica failed in its answer: %r", error)
         raise broken_off() from error
-
-
-async def _read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    stated = find(scope["headers"], b"content-length")
-    if stated is not None and int(stated) > limit_bytes:
-        raise too_large(limit_bytes)
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        body += message.get("body", b"")
-        if len(body) > limit_bytes:
-            raise too_large(limit_bytes)
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
-async def _while_client_stays(
-    work: Coroutine[Any, Any, None], receive: Receive, reply: Reply
-) -> None:
-    """Run `work`; cancel it and raise ClientLeft once the client is gone.
-
-    No server cancels an application whose client left: only `receive` tells.
-    """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_departure(receive))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done() and not reply.is_finished:
-            raise ClientLeft
-        await working
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _departure(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

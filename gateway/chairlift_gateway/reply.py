@@ -29,6 +29,7 @@ class Reply:
         self.is_finished = False
         self.outcome = 0
         self.replica = "-"
+        self.num_tokens = 0
 
     async def whole(self, status: int, headers: Sequence[RawHeader], body: bytes) -> None:
         length = (b"content-length", str(len(body)).encode())

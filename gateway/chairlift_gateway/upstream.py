@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -45,7 +45,10 @@ logger = logging.getLogger("chairlift_gateway.upstream")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A whole request, ready to be sent, also twice. `received_s` is when its last byte came."""
+    """A whole request, ready to be sent, also twice. `received_s` is when its last byte came.
+
+    on_sent: called when a replica is about to get it.
+    """
 
     method: str
     target: str
@@ -53,6 +56,7 @@ class Call:
     body: bytes
     request_class: RequestClass
     received_s: float
+    on_sent: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,7 @@ class Upstream:
             ) from None
 
     async def _send(self, call: Call, replica: Replica) -> aiohttp.ClientResponse:
+        call.on_sent()
         waited_ms = max(0, round((time.monotonic() - call.received_s) * 1000))
         return await self._session.request(
             call.method,

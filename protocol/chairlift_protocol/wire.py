@@ -40,13 +40,18 @@ TENANT_HEADER: Final = "x-chairlift-tenant"
 REQUEST_ID_HEADER: Final = "x-request-id"
 WAITED_MS_HEADER: Final = "x-chairlift-waited-ms"
 LEFT_MS_HEADER: Final = "x-chairlift-left-ms"
+# Asks for the tokens used so far as comments in a stream, when it begins and when it ends.
+USAGE_HEADER: Final = "x-chairlift-usage"
 INTERNAL_HEADERS: Final = (
     INTERNAL_TOKEN_HEADER,
     CLASS_HEADER,
     TENANT_HEADER,
     WAITED_MS_HEADER,
     LEFT_MS_HEADER,
+    USAGE_HEADER,
 )
+# Then the JSON of `prompt_tokens` and `completion_tokens`. A gateway takes these out of streams.
+USAGE_COMMENT: Final = b": chairlift-usage "
 
 # Engine to gateway, on every response: the JSON of `Load`, so that a gateway need not poll.
 LOAD_HEADER: Final = "x-chairlift-load"

@@ -216,3 +216,18 @@ def test_a_method_that_a_path_does_not_have_is_refused_with_those_it_has(engine)
     refused = engine.client.get("/v1/completions")
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
     assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_gateway_that_asks_is_told_what_a_stream_has_used_and_a_client_is_not(engine) -> None:
+    asks = {"x-chairlift-usage": "1"}
+    gateway = {**asks, "x-chairlift-internal-token": "internal secret"}
+    fields = {"max_tokens": 2, "stream": True}
+    for headers in ({}, asks):
+        assert "usage" not in engine.complete("xy", headers=headers, **fields).text
+    first, *events, last, done, end = engine.complete("xy", headers=gateway, **fields).text.split(
+        "\n\n"
+    )
+    assert first == ': chairlift-usage {"prompt_tokens":3,"completion_tokens":0}'
+    assert last == ': chairlift-usage {"prompt_tokens":3,"completion_tokens":2}'
+    assert (done, end) == ("data: [DONE]", "")
+    assert events and all(event.startswith("data: ") for event in events)

@@ -90,5 +90,7 @@ async def test_each_request_leaves_one_line_in_the_log(
         await until(lines)
     (line,) = lines()
     assert re.fullmatch(
-        r"class=batch status=200 ms=\d+ replica=r0 request=job-7-\w{12} path=/v1/completions", line
+        r"class=batch status=200 ms=\d+ replica=r0 request=job-7-\w{12} path=/v1/completions "
+        r"tenant=anonymous tokens=\d+",
+        line,
     )

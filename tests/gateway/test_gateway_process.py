@@ -156,6 +156,11 @@ def test_a_busy_port_is_one_sentence_and_code_2(
         (["--internal-token-file", "/none"], "--internal-token-file: cannot read /none: No such"),
         (["--internal-token-file", "/dev/null"], "--internal-token-file: /dev/null must hold one"),
         (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--tenants-file", "/none"], "--tenants-file: cannot read /none: No such file"),
+        (["--tenants-file", "/dev/null"], "--tenants-file: /dev/null: must be JSON"),
+        (["--trusted-tenant-header", "a b"], "argument --trusted-tenant-header: must be a header"),
+        (["--quota-redis", "redis://r"], "--quota-redis: needs --quota-pool"),
+        (["--quota-redis", "r:6379", "--quota-pool", "a/b"], "--quota-redis: must be like redis:"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_one_sentence_and_code_2(
@@ -184,9 +189,31 @@ def test_token_and_a_source_of_replicas_must_be_named(arguments: list[str]) -> N
 
 
 def test_batch_keys_are_known_by_their_digest(arguments: list[str]) -> None:
-    digests = [hashlib.sha256(key).hexdigest() for key in (b"one", b"two")]
-    config = parse_config(
-        [*arguments, "--batch-key-sha256", digests[0], "--batch-key-sha256", digests[1].upper()]
-    )
-    assert config.is_batch_key(b"one") and config.is_batch_key(b"two")
-    assert not config.is_batch_key(b"three") and not config.is_batch_key(digests[0].encode())
+    digest = hashlib.sha256(b"one").hexdigest()
+    config = parse_config([*arguments, "--batch-key-sha256", digest.upper()])
+    assert config.batch_key_digests == (digest,)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_served"),
+    [
+        ([], True),
+        (["--tenants-file", "t"], False),
+        (["--trusted-tenant-header", "X-Tenant"], False),
+        (["--tenants-file", "t", "--anonymous", "serve"], True),
+        (["--anonymous", "refuse"], False),
+    ],
+)
+def test_who_tells_tenants_apart_serves_nobody_else_unless_told_to(
+    arguments: list[str], more: list[str], is_served: bool
+) -> None:
+    assert parse_config([*arguments, *more]).serves_anonymous is is_served
+
+
+def test_quotas_are_those_of_the_pool_that_is_watched_or_named(arguments: list[str]) -> None:
+    redis = ["--quota-redis", "rediss://redis:6379/0"]
+    config = parse_config([*arguments, *redis, "--quota-pool", "team/chat"])
+    assert config.redis is not None and config.redis.is_encrypted
+    assert config.quota_pool == "team/chat"
+    config = parse_config([*arguments[2:], *redis, "--kubernetes-pool", "team/chat"])
+    assert config.quota_pool == "team/chat"

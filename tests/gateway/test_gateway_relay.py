@@ -99,7 +99,7 @@ async def test_an_engine_sees_the_gateways_internal_headers_and_never_a_clients(
     assert first[CLASS_HEADER] == "interactive"
     assert int(first[WAITED_MS_HEADER]) < 5000
     assert first["traceparent"] == "00-ab-cd-01"
-    assert TENANT_HEADER not in first and "authorization" not in first
+    assert first[TENANT_HEADER] == "anonymous" and "authorization" not in first
     assert first[REQUEST_ID_HEADER].startswith("job-1-")
     assert first[REQUEST_ID_HEADER] != second[REQUEST_ID_HEADER]
 

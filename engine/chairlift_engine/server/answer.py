@@ -28,6 +28,7 @@ from chairlift_engine.server.shapes import (
     Json,
     Shape,
     frame,
+    usage_comment,
     usage_of,
 )
 from chairlift_engine.server.text_stream import Piece, joined
@@ -73,7 +74,9 @@ class Answer(Response):
     ) -> None:
         self._generation = Generation(order, serving.bridge, serving.tokenizer)
         document = Document(order.id, serving.model_name, self._shape)
-        writer = _Writer(order, document, self._generation, serving.tokenizer)
+        writer = _Writer(
+            order, document, self._generation, serving.tokenizer, self._origin.reads_usage
+        )
         try:
             self._generation.start()
             if order.stream:
@@ -110,6 +113,7 @@ class _Writer:
     document: Document
     generation: Generation
     tokenizer: Tokenizer
+    states_usage: bool = False
 
     @property
     def usage(self) -> Json:
@@ -117,6 +121,12 @@ class _Writer:
         return usage_of(
             order.num_prompt_tokens, order.num_cached_tokens, self.generation.num_output_tokens
         )
+
+    def usage_comment(self, num_output_tokens: int) -> bytes:
+        """For the gateway, which charges a stream that breaks off too; empty for others."""
+        if not self.states_usage:
+            return b""
+        return usage_comment(self.order.num_prompt_tokens, num_output_tokens)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -147,10 +157,13 @@ async def _stream(writer: _Writer, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": start.raw_headers})
     last = DONE_FRAME
     try:
+        if opening := writer.usage_comment(0):
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
         async for event in _events(writer, pieces):
             await send({"type": "http.response.body", "body": event, "more_body": True})
     except ApiError as error:
         last = frame(error.body())
+    last = writer.usage_comment(writer.generation.num_output_tokens) + last
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 

@@ -17,6 +17,7 @@ from chairlift_protocol.wire import (
     INTERNAL_TOKEN_HEADER,
     LEFT_MS_HEADER,
     TENANT_HEADER,
+    USAGE_HEADER,
     WAITED_MS_HEADER,
     RequestClass,
 )
@@ -30,6 +31,7 @@ class Origin:
 
     arrival_s: when the request reached the gateway. received_s: when it reached this engine.
     end_by_s: when its client's patience ends; None for never.
+    reads_usage: it takes comments in a stream that say what was used.
     """
 
     arrival_s: float
@@ -37,6 +39,7 @@ class Origin:
     end_by_s: float | None = None
     request_class: RequestClass = RequestClass.INTERACTIVE
     tenant: str = ANONYMOUS
+    reads_usage: bool = False
 
 
 def same_secret(given: str, secret: str) -> bool:
@@ -55,6 +58,7 @@ def origin_of(headers: Mapping[str, str], internal_token: str | None, now_s: flo
         end_by_s=None if left_s is None else now_s + left_s,
         request_class=_class(headers.get(CLASS_HEADER)),
         tenant=headers.get(TENANT_HEADER) or ANONYMOUS,
+        reads_usage=USAGE_HEADER in headers,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from chairlift_engine.server.logprob_shapes import chat_logprobs, completion_logprobs
 from chairlift_engine.server.text_stream import Scored
 from chairlift_engine.tokenizer import Tokenizer
+from chairlift_protocol.wire import USAGE_COMMENT
 
 Json = dict[str, Any]
 
@@ -124,6 +125,12 @@ def usage_of(num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: 
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
+
+
+def usage_comment(num_prompt_tokens: int, num_output_tokens: int) -> bytes:
+    """In a stream; clients skip comments."""
+    told = {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}
+    return USAGE_COMMENT + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
 
 
 def frame(body: Json) -> bytes:

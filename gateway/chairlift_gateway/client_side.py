@@ -1,0 +1,61 @@
+"""The client's side of a connection: a request's body, and whether anybody still waits.
+
+It knows no upstream. `proxy` uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import Receive, Scope
+
+from chairlift_gateway.headers import find
+from chairlift_gateway.openai_errors import too_large
+from chairlift_gateway.reply import Reply
+
+
+class ClientLeft(Exception):
+    """Nobody is there any more to take the answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    stated = find(scope["headers"], b"content-length")
+    if stated is not None and int(stated) > limit_bytes:
+        raise too_large(limit_bytes)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        body += message.get("body", b"")
+        if len(body) > limit_bytes:
+            raise too_large(limit_bytes)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def while_client_stays(
+    work: Coroutine[Any, Any, None], receive: Receive, reply: Reply
+) -> None:
+    """Run `work`; cancel it and raise ClientLeft once the client is gone.
+
+    No server cancels an application whose client left: only `receive` tells.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_departure(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and not reply.is_finished:
+            raise ClientLeft
+        await working
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,175 @@
+"""Who asks: from an API key, a trusted header, or nobody, one tenant and its class.
+
+Keys are known by their SHA-256 alone; they are long and random, so no slow hash is needed. The file
+of tenants may be replaced at any time. `proxy` asks, and gives the one answer to quota, engine and
+metrics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from chairlift_gateway.headers import RawHeaders, bearer_key, find
+from chairlift_gateway.openai_errors import unauthorized
+from chairlift_protocol.quota import ANONYMOUS, TENANT_PATTERN
+from chairlift_protocol.wire import RequestClass
+
+REREAD_S: Final = 1.0
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+logger = logging.getLogger("chairlift_gateway.identity")
+
+
+class TenantsError(ValueError):
+    """A file of tenants that cannot be used; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    tenant: str
+    request_class: RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Whose each key is, by its digest."""
+
+    callers: Mapping[str, Caller] = field(default_factory=dict)
+
+    def find(self, key: bytes) -> Caller | None:
+        """The time that a look-up takes tells of digests alone, which nobody can steer."""
+        return self.callers.get(hashlib.sha256(key).hexdigest())
+
+
+class TenantsFile:
+    """The keys in a JSON file that is replaced atomically; a bad one keeps the last good keys.
+
+    The constructor reads it and raises TenantsError: without first keys there are none to keep.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] = ()
+        self._looked_at_s = time.monotonic()
+        self._keys = Keys()
+        try:
+            self._reread()
+        except OSError as error:
+            raise TenantsError(f"cannot read {path}: {error.strerror}") from error
+
+    @property
+    def keys(self) -> Keys:
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s >= REREAD_S:
+            self._looked_at_s = now_s
+            try:
+                self._reread()
+            except (TenantsError, OSError) as error:
+                logger.warning("keeping the last tenants: %s", error)
+        return self._keys
+
+    def _reread(self) -> None:
+        stat = os.stat(self._path)
+        seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+        if seen == self._seen:
+            return
+        content = self._path.read_bytes()
+        self._seen = seen
+        try:
+            self._keys = parse_tenants(content)
+        except TenantsError as error:
+            raise TenantsError(f"{self._path}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """tenants: None where keys name nobody. trusted_header: in which another gateway in front of
+    this one names the tenant; clients must not reach this one past it."""
+
+    tenants: TenantsFile | None
+    serves_anonymous: bool
+    batch_key_digests: tuple[str, ...] = ()
+    trusted_header: bytes | None = None
+
+    def caller(self, headers: RawHeaders, *, is_batch_path: bool) -> Caller:
+        """Raise Refusal."""
+        key = bearer_key(headers)
+        known = self._by_header(headers) or self._by_key(key)
+        if known is None and not self.serves_anonymous:
+            raise unauthorized(
+                "No API key was given; send one as `Authorization: Bearer KEY`."
+                if key is None
+                else "The API key is not known."
+            )
+        caller = known or Caller(ANONYMOUS, RequestClass.INTERACTIVE)
+        is_batch = is_batch_path or (key is not None and self._is_batch_key(key))
+        return Caller(caller.tenant, RequestClass.BATCH) if is_batch else caller
+
+    def _by_header(self, headers: RawHeaders) -> Caller | None:
+        given = find(headers, self.trusted_header) if self.trusted_header else None
+        if given is None:
+            return None
+        name = given.decode("latin-1")
+        if not TENANT_PATTERN.fullmatch(name):
+            raise unauthorized("The header that names the tenant holds no tenant's name.")
+        return Caller(name, RequestClass.INTERACTIVE)
+
+    def _by_key(self, key: bytes | None) -> Caller | None:
+        if key is None or self.tenants is None:
+            return None
+        caller = self.tenants.keys.find(key)
+        if caller is None and not self._is_batch_key(key):
+            raise unauthorized("The API key is not known.")
+        return caller
+
+    def _is_batch_key(self, key: bytes) -> bool:
+        """Compare with every digest, in a time that does not tell which one matched."""
+        digest = hashlib.sha256(key).hexdigest()
+        matches = [hmac.compare_digest(digest, known) for known in self.batch_key_digests]
+        return any(matches)
+
+
+def parse_tenants(content: bytes) -> Keys:
+    """Raise TenantsError. Unknown fields are left alone: a newer writer may know more."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise TenantsError(f"must be JSON: {error}") from error
+    listed = document.get("tenants") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise TenantsError('must be {"tenants": [{"tenant": ..., "keys": [{"sha256": ...}]}]}')
+    callers: dict[str, Caller] = {}
+    for position, item in enumerate(listed):
+        for digest, caller in _keys_of(f"tenants[{position}]", item):
+            if callers.setdefault(digest, caller).tenant != caller.tenant:
+                raise TenantsError(f"tenants[{position}]: a key of another tenant")
+    return Keys(callers)
+
+
+def _keys_of(where: str, item: Any) -> Iterator[tuple[str, Caller]]:
+    name, keys = (item.get("tenant"), item.get("keys")) if isinstance(item, dict) else (None, None)
+    if not isinstance(name, str) or not TENANT_PATTERN.fullmatch(name):
+        raise TenantsError(
+            f"{where}.tenant: must be at most 63 of a-z, 0-9, '-', '.' and '_', not {name!r}"
+        )
+    if not isinstance(keys, list):
+        raise TenantsError(f"{where}.keys: must be a list")
+    for number, key in enumerate(keys):
+        digest = key.get("sha256") if isinstance(key, dict) else None
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise TenantsError(f"{where}.keys[{number}].sha256: must be 64 hex digits")
+        serves = key.get("class", RequestClass.INTERACTIVE.value)
+        if serves not in list(RequestClass):
+            known = " or ".join(RequestClass)
+            raise TenantsError(f"{where}.keys[{number}].class: must be {known}, not {serves!r}")
+        yield digest, Caller(name, RequestClass(serves))

@@ -1,0 +1,91 @@
+"""How Redis is reached: address, TLS, user, and a password that is read anew for each connection.
+
+`store` and `upkeep` use the client that this makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.maint_notifications import MaintNotificationsConfig
+
+# A request waits no longer for its quota.
+TIMEOUT_S: Final = 0.02
+# Opening a connection takes several round trips; no request waits for that longer than TIMEOUT_S.
+CONNECT_TIMEOUT_S: Final = 1.0
+MAX_CONNECTIONS: Final = 8
+# What an ACL user of gateways may do, on the pool's keys alone.
+NEEDED_RIGHTS: Final = (
+    "+evalsha", "+script|load", "+time", "+hello", "+auth",
+    "+hget", "+hmget", "+hset", "+hdel", "+hincrby", "+hscan", "+exists", "+pexpire",
+    "+zadd", "+zrem", "+zcard", "+zrange", "+zrangebyscore", "+zremrangebyscore",
+)  # fmt: skip
+
+
+class RedisUrlError(ValueError):
+    """An address of Redis that cannot be used; the message says what it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """url: redis:// or rediss:// (TLS), without secrets. ca_path: who signed the server's
+    certificate; None for the system's authorities."""
+
+    url: str
+    user: str | None = None
+    password_path: Path | None = None
+    ca_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise RedisUrlError(f"must be like redis://host:6379/0 or rediss://…, not {self.url!r}")
+        if parts.password is not None:
+            raise RedisUrlError("must not hold a password, which process lists show; give a file")
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.url.startswith("rediss:")
+
+
+class _FileCredentials(CredentialProvider):
+    """A rotated password is taken by the next connection."""
+
+    def __init__(self, user: str | None, path: Path) -> None:
+        self._user = user
+        self._path = path
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        password = self._path.read_text(encoding="utf-8").strip()
+        return (password,) if self._user is None else (self._user, password)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+def open_client(address: RedisAddress) -> Redis:
+    """It never tries twice: `store` knows which of its commands may be repeated."""
+    settings: dict[str, Any] = {
+        "socket_timeout": TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": MAX_CONNECTIONS,
+        # Three commands less at each connection, and no right to them is needed.
+        "driver_info": None,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+    if address.password_path is not None:
+        settings["credential_provider"] = _FileCredentials(address.user, address.password_path)
+    elif address.user is not None:
+        settings["username"] = address.user
+    if address.is_encrypted and address.ca_path is not None:
+        settings["ssl_ca_certs"] = str(address.ca_path)
+    pool = ConnectionPool.from_url(address.url, **settings)
+    return Redis.from_pool(pool)

@@ -1,0 +1,205 @@
+"""May this request start, and what did it cost: asked by the proxy, answered by Redis or without.
+
+A settlement never waits and never fails: it is handed over, and tried until Redis has taken it. So
+nothing that happens to a request, not even its cancellation, loses one. `upkeep` keeps it going.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache, partial
+from typing import Final
+
+from chairlift_gateway.quota.breaker import Breaker
+from chairlift_gateway.quota.connection import TIMEOUT_S
+from chairlift_gateway.quota.law import REFUSALS, Outcome, Progress, Status
+from chairlift_gateway.quota.leases import LEASE_MS, Lease, Leases, Settlement
+from chairlift_gateway.quota.local_law import UNLEARNT, LocalLaw, share_of
+from chairlift_gateway.quota.store import RedisFailure, Store
+from chairlift_protocol.quota import Limits, LimitsError, default_holder, holder_of
+from chairlift_protocol.wire import RequestClass
+
+UNMETERED: Final = Outcome(Status.ADMITTED)
+
+logger = logging.getLogger("chairlift_gateway.quota")
+
+
+class OnRedisFailure(StrEnum):
+    """local: an own account at the share of the limits; allow: whoever asks, charged afterwards."""
+
+    LOCAL = "local"
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class QuotaExceeded(Exception):
+    def __init__(self, limits: Limits, outcome: Outcome) -> None:
+        super().__init__(outcome.status.value)
+        self.limits = limits
+        self.outcome = outcome
+
+
+class QuotaUnavailable(Exception):
+    """Redis is away, and the pool admits nobody without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    lease: Lease
+    limits: Limits
+    outcome: Outcome
+
+
+class Keeper:
+    """num_gateways and limits are what `upkeep` last learnt of them."""
+
+    def __init__(self, mode: OnRedisFailure) -> None:
+        self.breaker = Breaker(is_open=True)
+        self.leases = Leases()
+        self.limits: dict[str, Limits] = {}
+        self.num_gateways = 1
+        self.num_without_redis = 0
+        self._mode = mode
+        self._local = LocalLaw()
+        self._store: Store | None = None
+        self._woken = asyncio.Event()
+
+    def use(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def store(self) -> Store:
+        assert self._store is not None
+        return self._store
+
+    async def reserve(
+        self, tenant: str, request_class: RequestClass, request_id: str, cost: int
+    ) -> Grant:
+        """Raise QuotaExceeded or QuotaUnavailable."""
+        lease = Lease(
+            holder_of(tenant, request_class), default_holder(request_class), request_id, cost,
+            time.monotonic(),
+        )  # fmt: skip
+        answer = None if self.breaker.is_open else await self._ask(lease)
+        if answer is None:
+            return self._without_redis(lease)
+        outcome, text = answer
+        limits = _parsed(text) or UNLEARNT
+        if outcome.status in REFUSALS:
+            raise QuotaExceeded(limits, outcome)
+        lease.charge = outcome.number
+        self.leases.add(lease)
+        return Grant(lease, limits, outcome)
+
+    def settle(self, lease: Lease, num_used: int) -> None:
+        if not self.leases.remove(lease):
+            return
+        now_s = time.monotonic()
+        if lease.is_local:
+            limits = self._share(lease)
+            self._local.settle(lease.holder, limits, lease.request_id, num_used, _ms(now_s))
+        if self.breaker.is_open:
+            # Redis may lose the reservation before it is asked, and is to charge all the same.
+            lease.num_unanswered += 1
+        self.hand_over(Settlement(lease, num_used, now_s))
+
+    def hand_over(self, settlement: Settlement) -> None:
+        lease = settlement.lease
+        if self.breaker.is_open:
+            self.leases.owe(settlement)
+            return
+        may_be_unknown = int(lease.num_unanswered > 0)
+        call = self.store.submit(
+            lease.holder, lease.fallback, "settle",
+            lease.request_id, settlement.num_used, may_be_unknown,
+        )  # fmt: skip
+        call.future.add_done_callback(partial(self._settled, settlement))
+
+    def failed(self, why: str) -> None:
+        if self.breaker.failed():
+            self._opened(why)
+
+    async def opened(self) -> None:
+        """Return once the breaker has opened."""
+        await self._woken.wait()
+        self._woken.clear()
+
+    def _opened(self, why: str) -> None:
+        logger.warning("quotas without Redis (%s): %s", self._mode.value, why)
+        self._woken.set()
+
+    def _settled(self, settlement: Settlement, future: asyncio.Future[tuple[Outcome, str]]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            self.leases.owe(settlement)
+
+    async def _ask(self, lease: Lease) -> tuple[Outcome, str] | None:
+        """None without an answer that helps."""
+        call = self.store.submit(
+            lease.holder, lease.fallback, "reserve", lease.request_id, lease.charge, LEASE_MS
+        )
+        lease.num_unanswered += 1
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await call.future
+        except (TimeoutError, RedisFailure):
+            lease.num_unanswered -= not call.is_sent
+            return None
+        except asyncio.CancelledError:
+            self.leases.add(lease)
+            self.settle(lease, 0)
+            raise
+        lease.num_unanswered -= 1
+        if answer[0].status is Status.UNKNOWN:
+            if self.breaker.failed(at_once=True):
+                self._opened("it does not hold this pool's limits")
+            return None
+        return answer
+
+    def _without_redis(self, lease: Lease) -> Grant:
+        self.num_without_redis += 1
+        # It is to be charged later, by a Redis that may never have heard of it.
+        lease.num_unanswered += 1
+        if self._mode is OnRedisFailure.DENY:
+            self._withdraw(lease)
+            raise QuotaUnavailable
+        limits, outcome = self._share(lease), UNMETERED
+        if self._mode is OnRedisFailure.LOCAL:
+            request = Progress(lease.request_id, lease.charge, 0)
+            running = [each for each in self.leases.of(lease.holder) if not each.is_local]
+            outcome = self._local.reserve(
+                lease.holder, limits, request, [each.progress for each in running],
+                _ms(time.monotonic()),
+            )  # fmt: skip
+            for each in running:
+                each.is_local = True
+            if outcome.status in REFUSALS:
+                self._withdraw(lease)
+                raise QuotaExceeded(limits, outcome)
+            lease.is_local = True
+        self.leases.add(lease)
+        return Grant(lease, limits, outcome)
+
+    def _withdraw(self, lease: Lease) -> None:
+        """Redis may have admitted what is refused now."""
+        if lease.num_unanswered > 1:
+            self.hand_over(Settlement(lease, 0, time.monotonic()))
+
+    def _share(self, lease: Lease) -> Limits:
+        known = self.limits.get(lease.holder) or self.limits.get(lease.fallback) or UNLEARNT
+        return share_of(known, self.num_gateways)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Limits | None:
+    try:
+        return Limits.from_json(text)
+    except LimitsError:
+        return None
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

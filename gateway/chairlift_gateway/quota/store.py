@@ -1,0 +1,150 @@
+"""Runs the script in Redis: what is asked while an answer is awaited goes together, in one write.
+
+It keeps no state of tenants. A call's future holds the outcome, or RedisFailure; whether a call
+that got no answer was carried out is not known, unless it was never sent. `keeper` and `upkeep`
+call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError
+
+from chairlift_gateway.quota.law import Outcome
+from chairlift_gateway.quota.script import SCRIPT, outcome_of, script_keys
+from chairlift_protocol.quota import QuotaKeys
+
+# Some 30 µs of Redis each: a batch takes far less than a caller waits.
+MAX_BATCH: Final = 64
+# What a client can meet on its way to Redis; OSError also from an unreadable password file.
+REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
+
+Answer = tuple[Outcome, str]
+
+
+class RedisFailure(Exception):
+    """Redis did not carry it out, or did not say so; the message is for the log."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """is_sent: it may have been carried out, also where its future failed."""
+
+    holder: str
+    arguments: Sequence[Any]
+    future: asyncio.Future[Answer]
+    is_sent: bool = field(default=False)
+
+
+class Store:
+    """on_failure hears of a batch that failed, and why; on_success of one that was answered."""
+
+    def __init__(
+        self, client: Redis, keys: QuotaKeys,
+        on_failure: Callable[[str], None], on_success: Callable[[], None], script: str = SCRIPT,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._keys = keys
+        self._on_failure = on_failure
+        self._on_success = on_success
+        self._script = script
+        self._sha = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+        self._waiting: deque[Call] = deque()
+        self._has_waiting = asyncio.Event()
+        self._is_closed = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    def submit(self, holder: str, fallback: str, operation: str, *arguments: Any) -> Call:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = Call(holder, (operation, holder, fallback, *arguments), future)
+        self._waiting.append(call)
+        self._has_waiting.set()
+        self._is_idle.clear()
+        return call
+
+    async def emptied(self) -> None:
+        """Return once everything that was submitted has been answered, or has failed."""
+        await self._is_idle.wait()
+
+    def close(self) -> None:
+        """What has not been sent never will be; `work` returns."""
+        self._is_closed = True
+        for call in self._waiting:
+            self._resolve(call, RedisFailure("the gateway ends"))
+        self._waiting.clear()
+        self._has_waiting.set()
+
+    async def work(self) -> None:
+        """Send what is submitted, until closed. A cancellation may get lost in the client, which
+        uses a wait_for that swallows some before Python 3.12."""
+        while not self._is_closed:
+            await self._has_waiting.wait()
+            batch: list[Call] = []
+            while self._waiting and len(batch) < MAX_BATCH:
+                call = self._waiting.popleft()
+                if not call.future.done():  # nobody waits for it any more
+                    batch.append(call)
+            if not self._waiting:
+                self._has_waiting.clear()
+            if batch:
+                await self._carry_out(batch)
+            if not self._waiting:
+                self._is_idle.set()
+
+    async def _carry_out(self, batch: list[Call]) -> None:
+        try:
+            replies = await self._send(batch)
+            again = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+            if again:
+                await self._client.script_load(self._script)
+                for number, reply in zip(
+                    again, await self._send([batch[n] for n in again]), strict=True
+                ):
+                    replies[number] = reply
+        except REDIS_ERRORS as error:
+            self._fail(batch, error)
+            return
+        self._answer(batch, replies)
+
+    async def _send(self, batch: list[Call]) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=False)
+        for call in batch:
+            call.is_sent = True
+            keys = script_keys(self._keys, call.holder)
+            pipeline.evalsha(self._sha, len(keys), *keys, *call.arguments)
+        return await pipeline.execute(raise_on_error=False)
+
+    def _answer(self, batch: list[Call], replies: list[Any]) -> None:
+        failure: Exception | None = None
+        for call, reply in zip(batch, replies, strict=True):
+            if isinstance(reply, Exception):
+                failure = reply
+                self._resolve(call, failure)
+            elif not call.future.done():
+                call.future.set_result(outcome_of(reply))
+        if failure is None:
+            self._on_success()
+        else:
+            self._on_failure(_said(failure))
+
+    def _fail(self, batch: list[Call], error: Exception) -> None:
+        for call in batch:
+            self._resolve(call, error)
+        self._on_failure(_said(error))
+
+    def _resolve(self, call: Call, error: Exception) -> None:
+        if not call.future.done():
+            call.future.set_exception(RedisFailure(_said(error)))
+            call.future.exception()  # whoever asked may have gone; that is no news
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,184 @@
+"""What keeps quotas right beside the requests: renewals, debts to Redis, ended leases, and limits.
+
+Each gateway does all of it: a lease that a killed gateway left is swept by any other. While Redis
+is away it probes; once it is back, what runs is entered there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from chairlift_gateway.quota.connection import (
+    CONNECT_TIMEOUT_S,
+    TIMEOUT_S,
+    RedisAddress,
+    open_client,
+)
+from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure
+from chairlift_gateway.quota.leases import LEASE_MS, Lease
+from chairlift_gateway.quota.script import SCRIPT
+from chairlift_gateway.quota.store import REDIS_ERRORS, RedisFailure, Store
+from chairlift_protocol.quota import (
+    REVISION_FIELD,
+    Limits,
+    LimitsError,
+    QuotaKeys,
+    default_holder,
+)
+from chairlift_protocol.wire import RequestClass
+
+ROUND_S: Final = 2.0
+SWEPT_A_ROUND: Final = 200
+# A gateway not heard of for so long has no share any more.
+GATEWAY_MS: Final = 10_000
+LIMITS_A_PAGE: Final = 500
+LAST_WORDS_S: Final = 1.0
+
+logger = logging.getLogger("chairlift_gateway.quota")
+
+
+class Upkeep:
+    def __init__(self, keeper: Keeper, client: Redis, keys: QuotaKeys) -> None:
+        self._keeper = keeper
+        self._client = client
+        self._keys = keys
+        self._name = secrets.token_hex(8)
+        self._revision: bytes | None = None
+        self._is_ending = False
+
+    async def probe(self) -> bool:
+        """Whether Redis carries out the script, and holds this pool's limits."""
+        holder = default_holder(RequestClass.INTERACTIVE)
+        call = self._keeper.store.submit(holder, holder, "sweep")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S + TIMEOUT_S):
+                _, limits = await call.future
+            if not limits:
+                return False
+            self._revision = None
+            await self._learn()
+        except (*REDIS_ERRORS, RedisFailure) as error:
+            logger.debug("no quotas in Redis: %s", error)
+            return False
+        self._keeper.breaker.close()
+        logger.info("quotas are kept in Redis")
+        self._renew(all_of_them=True)
+        return True
+
+    async def run(self) -> None:
+        """Until cancelled, or ended: a cancellation may get lost (see `Store.work`)."""
+        breaker = self._keeper.breaker
+        while not self._is_ending:
+            if breaker.is_open:
+                await asyncio.sleep(breaker.next_pause_s())
+                await self.probe()
+                continue
+            await self._round()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROUND_S):
+                    await self._keeper.opened()
+
+    async def end(self) -> None:
+        """Give up the share, and settle what can still be settled."""
+        self._is_ending = True
+        self._pay()
+        with suppress(*REDIS_ERRORS):
+            await self._client.zrem(self._keys.gateways, self._name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._keeper.store.emptied()
+        self._keeper.store.close()
+
+    async def _round(self) -> None:
+        self._pay()
+        self._renew()
+        try:
+            for holder in await self._learn():
+                fallback = "*/" + holder.rpartition("/")[2]
+                self._keeper.store.submit(holder, fallback, "sweep")
+        except REDIS_ERRORS as error:
+            self._keeper.failed(f"{type(error).__name__}: {error}")
+
+    async def _learn(self) -> list[str]:
+        """How many gateways there are, limits that changed, and whose leases are to be swept."""
+        seconds, microseconds = await self._client.time()
+        now_ms = seconds * 1000 + microseconds // 1000
+        keys, pipeline = self._keys, self._client.pipeline(transaction=False)
+        pipeline.zadd(keys.gateways, {self._name: now_ms})
+        pipeline.pexpire(keys.gateways, 6 * GATEWAY_MS)
+        pipeline.zremrangebyscore(keys.gateways, "-inf", now_ms - GATEWAY_MS)
+        pipeline.zcard(keys.gateways)
+        pipeline.hget(keys.limits, REVISION_FIELD)
+        pipeline.zrangebyscore(keys.leasing, "-inf", now_ms, start=0, num=SWEPT_A_ROUND)
+        *_, num_gateways, revision, due = await pipeline.execute()
+        self._keeper.num_gateways = max(1, num_gateways)
+        if revision is None or revision != self._revision:
+            await self._load_limits()
+            self._revision = revision
+        return [holder.decode() for holder in due]
+
+    async def _load_limits(self) -> None:
+        limits: dict[str, Limits] = {}
+        pages = self._client.hscan_iter(self._keys.limits, count=LIMITS_A_PAGE)
+        async for holder, text in pages:
+            with suppress(LimitsError):
+                limits[holder.decode()] = Limits.from_json(text)
+        # Redis may have lost them; then the last ones known are the best there are.
+        if default_holder(RequestClass.INTERACTIVE) in limits:
+            self._keeper.limits = limits
+
+    def _renew(self, *, all_of_them: bool = False) -> None:
+        now_s = time.monotonic()
+        for leases in self._keeper.leases.due(now_s, all_of_them=all_of_them):
+            arguments: list[Any] = [LEASE_MS]
+            for lease in leases:
+                lease.renewed_at_s = now_s
+                lease.num_unanswered += 1
+                arguments += (lease.request_id, lease.charge, lease.num_used)
+            first = leases[0]
+            call = self._keeper.store.submit(first.holder, first.fallback, "renew", *arguments)
+            call.future.add_done_callback(partial(_renewed, leases))
+
+    def _pay(self) -> None:
+        for settlement in self._keeper.leases.pay(time.monotonic()):
+            self._keeper.hand_over(settlement)
+
+
+def _renewed(leases: list[Lease], future: asyncio.Future[Any]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        for lease in leases:
+            lease.num_unanswered -= 1
+
+
+@asynccontextmanager
+async def open_keeper(
+    address: RedisAddress, pool: str, mode: OnRedisFailure, script: str = SCRIPT
+) -> AsyncIterator[Keeper]:
+    """A keeper that is kept up; Redis need not be there."""
+    keeper, client, keys = Keeper(mode), open_client(address), QuotaKeys(pool)
+    store = Store(client, keys, keeper.failed, keeper.breaker.succeeded, script)
+    keeper.use(store)
+    upkeep = Upkeep(keeper, client, keys)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(store.work())
+            if not await upkeep.probe():
+                why = "it does not answer, or does not hold the limits of"
+                logger.warning("quotas without Redis (%s): %s %s", mode.value, why, pool)
+            upkeeping = tasks.create_task(upkeep.run())
+            try:
+                yield keeper
+            finally:
+                upkeeping.cancel()
+                await upkeep.end()
+    finally:
+        await client.aclose()

@@ -1,0 +1,81 @@
+"""What one request has used, as far as the gateway can tell: first guessed, then counted, at last
+stated by the engine. Pure.
+
+`metering` holds one for each request; `sse` and a whole answer's end feed it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from chairlift_protocol.wire import USAGE_COMMENT
+
+_COMMENT: Final = re.compile(rb"^" + re.escape(USAGE_COMMENT) + rb"(\{[^\n]*\})\n\n", re.MULTILINE)
+_USAGE_KEY: Final = b'"usage"'
+
+
+@dataclass(slots=True)
+class Usage:
+    """Guesses stand until an engine has said how it is. guessed_answer_tokens: of an answer that
+    comes as a whole, of which nobody can tell how far it is; a stream's tokens are seen.
+
+    So a client that leaves before the first token of a stream is charged the prompt, since an
+    engine was at it, and one that leaves before a whole answer what was reserved for it. One that
+    got an error is charged nothing.
+    """
+
+    guessed_prompt_tokens: int
+    guessed_answer_tokens: int = 0
+    is_sent: bool = False
+    is_void: bool = False
+    _prompt_tokens: int | None = None
+    _stated_tokens: int = 0
+    _seen_tokens: int = 0
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return self._stated_tokens + self._seen_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        if self.is_void or not self.is_sent:
+            return 0
+        if self._prompt_tokens is not None:
+            return self._prompt_tokens + self.num_answer_tokens
+        guessed = self.guessed_prompt_tokens
+        return guessed + max(self.guessed_answer_tokens, self.num_answer_tokens)
+
+    def see(self, num_tokens: int) -> None:
+        self._seen_tokens += num_tokens
+
+    def state(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """What is seen from now on comes on top."""
+        self._prompt_tokens, self._stated_tokens = prompt_tokens, answer_tokens
+        self._seen_tokens = 0
+
+    def take_comments(self, events: bytes) -> tuple[bytes, bytes]:
+        """The events without what the engine says to the gateway alone, and those of them that no
+        statement covers yet."""
+        if USAGE_COMMENT not in events:
+            return events, events
+        uncovered = events
+        for comment in _COMMENT.finditer(events):
+            self._state_json(comment[1])
+            uncovered = events[comment.end() :]
+        return _COMMENT.sub(b"", events), uncovered
+
+    def read_whole(self, body: bytes | bytearray) -> None:
+        """Of a whole answer: its last member of that name, since text cannot hold a bare quote."""
+        found = body.rfind(_USAGE_KEY)
+        if found >= 0:
+            self._state_json(bytes(body[found + len(_USAGE_KEY) :].lstrip(b" :\n")))
+
+    def _state_json(self, text: bytes) -> None:
+        try:
+            told, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace"))
+            self.state(int(told["prompt_tokens"]), int(told["completion_tokens"]))
+        except (ValueError, KeyError, TypeError):
+            return

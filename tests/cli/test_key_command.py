@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chairlift_cli.__main__ import main
+from chairlift_gateway.identity import Caller, parse_tenants
+from chairlift_protocol.wire import RequestClass
+
+
+def test_a_made_key_is_its_tenants_and_older_ones_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tenants.json"
+    path.write_text(json.dumps({"tenants": [], "of_tomorrow": 1}))
+    made = []
+    for arguments in (["acme"], ["acme", "--class", "batch"], ["zeta"]):
+        assert main(["key", "create", *arguments, "-f", str(path)]) == 0
+        made.append(capsys.readouterr().out.strip())
+    content = path.read_bytes()
+    keys = parse_tenants(content)
+    assert [keys.find(key.encode()) for key in made] == [
+        Caller("acme", RequestClass.INTERACTIVE),
+        Caller("acme", RequestClass.BATCH),
+        Caller("zeta", RequestClass.INTERACTIVE),
+    ]
+    assert not any(key.encode() in content for key in made)
+    assert json.loads(content)["of_tomorrow"] == 1
+    assert len(set(made)) == 3 and all(len(key) > 40 for key in made)
+
+
+def test_without_a_file_it_prints_what_belongs_into_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["key", "create", "acme"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    keys = parse_tenants(second.partition(": ")[2].encode())
+    assert keys.find(first.removeprefix("key: ").encode()) is not None
+
+
+@pytest.mark.parametrize(
+    ("tenant", "content", "said"),
+    [
+        ("Acme", None, "a tenant's name is at most 63"),
+        ("acme", "{", "must be JSON"),
+        ("acme", '{"tenants": 1}', "must be"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    tenant: str, content: str | None, said: str,
+) -> None:  # fmt: skip
+    path = tmp_path / "tenants.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["key", "create", tenant, "-f", str(path)]) == 2
+    assert said in capsys.readouterr().err
+    assert (path.read_text() if path.exists() else None) == content

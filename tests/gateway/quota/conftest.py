@@ -1,0 +1,190 @@
+"""A real redis-server on loopback that can be stopped, paused, filled and replicated.
+
+Needs the binary `redis-server` (Debian's package of that name; `make test-redis` installs it).
+Without it these tests are skipped, which pytest's summary says; with CHAIRLIFT_NEEDS_REDIS set they
+fail instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from chairlift_gateway.quota.connection import RedisAddress
+from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure
+from chairlift_gateway.quota.upkeep import open_keeper
+from chairlift_protocol.quota import Limits, QuotaKeys, holder_of
+from chairlift_protocol.wire import RequestClass
+
+START_S = 10.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if {"shared_redis", "start_redis"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.redis)
+
+
+@dataclass
+class RedisServer:
+    """One process; may be ended and begun again on its port."""
+
+    binary: str
+    folder: Path
+    port: int
+    options: tuple[str, ...] = ()
+    password: str | None = None
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        command = [
+            self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+            "--appendonly", "no", "--dir", str(self.folder), *self.options,
+        ]  # fmt: skip
+        with (self.folder / f"redis-{self.port}.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        end_s = time.monotonic() + START_S
+        while not self._listens():
+            assert self.process.poll() is None, (self.folder / f"redis-{self.port}.log").read_text()
+            assert time.monotonic() < end_s, "redis-server does not listen"
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
+                return True
+        except OSError:
+            return False
+
+    def client(self, **settings: Any) -> redis.Redis:
+        return redis.Redis(
+            port=self.port, decode_responses=True, password=self.password, **settings
+        )
+
+    def pause(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.resume()
+            self.process.kill()
+            self.process.wait(timeout=10)
+
+
+def _binary() -> str:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        reason = "needs a Redis: make test-redis installs Debian's"
+        if os.environ.get("CHAIRLIFT_NEEDS_REDIS"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return binary
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(_binary(), tmp_path_factory.mktemp("redis"), _free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """A server of the test's own, with these options."""
+    with ExitStack() as stack:
+
+        def start(*options: str, password: str | None = None) -> RedisServer:
+            secret = ("--requirepass", password) if password else ()
+            server = RedisServer(_binary(), tmp_path, _free_port(), (*secret, *options), password)
+            stack.callback(server.stop)
+            server.start()
+            return server
+
+        yield start
+
+
+class Pool:
+    """A pool of the test's own in some Redis: what an operator writes, and what is there."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.name = f"test/{uuid.uuid4().hex[:8]}"
+        self.keys = QuotaKeys(self.name)
+        self.limit("*")
+
+    def limit(self, tenant: str, **limits: Any) -> None:
+        for request_class in RequestClass:
+            holder = holder_of(tenant, request_class)
+            self.client.hset(self.keys.limits, holder, Limits(**limits).to_json())
+        self.client.hincrby(self.keys.limits, "#", 1)
+
+    def used(self, tenant: str) -> int:
+        return int(
+            self.client.hget(self.keys.account(holder_of(tenant, RequestClass.INTERACTIVE)), "used")
+            or 0
+        )
+
+    def num_leases(self, tenant: str) -> int:
+        return int(self.client.zcard(self.keys.leases(holder_of(tenant, RequestClass.INTERACTIVE))))
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def pool_in(stack: AsyncExitStack) -> Callable[[RedisServer], Pool]:
+    return lambda server: Pool(stack.enter_context(server.client()))
+
+
+@pytest.fixture
+def gateway_on(stack: AsyncExitStack) -> Callable[..., Awaitable[Keeper]]:
+    """A gateway's quotas, kept up until the test ends."""
+
+    async def opened(
+        address: RedisAddress, pool: Pool, mode: OnRedisFailure = OnRedisFailure.LOCAL
+    ) -> Keeper:
+        return await stack.enter_async_context(open_keeper(address, pool.name, mode))
+
+    return opened
+
+
+@pytest.fixture
+def until() -> Callable[..., Awaitable[None]]:
+    async def wait(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    return wait

@@ -1,0 +1,236 @@
+"""Redis in trouble, on a real one: what each mode does, and that no tenant becomes unlimited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift_gateway.quota.connection import TIMEOUT_S, RedisAddress
+from chairlift_gateway.quota.keeper import (
+    Keeper,
+    OnRedisFailure,
+    QuotaExceeded,
+    QuotaUnavailable,
+)
+from chairlift_protocol.wire import RequestClass
+
+CHAT = RequestClass.INTERACTIVE
+pytestmark = pytest.mark.anyio
+
+Fault = Callable[[Any, Any], None]
+
+
+def stop(server: Any, pool: Any) -> None:
+    server.stop()
+
+
+def pause(server: Any, pool: Any) -> None:
+    server.pause()
+
+
+def fill_memory(server: Any, pool: Any) -> None:
+    pool.client.config_set("maxmemory", 1)
+
+
+def lose_everything(server: Any, pool: Any) -> None:
+    pool.client.flushall()
+
+
+def demote(server: Any, pool: Any) -> None:
+    """A failover that this gateway's address has not followed yet: writes are refused."""
+    pool.client.replicaof("127.0.0.1", "1")
+
+
+FAULTS = pytest.mark.parametrize("fault", [stop, pause, fill_memory, lose_everything, demote])
+
+
+async def admitted(keeper: Keeper, num: int, cost: int = 1, tenant: str = "acme") -> list[Any]:
+    grants = []
+    for _ in range(num):
+        try:
+            name = f"r{time.monotonic_ns()}"
+            grants.append(await keeper.reserve(tenant, CHAT, name, cost))
+        except QuotaExceeded:
+            continue
+    return grants
+
+
+async def trouble(fault: Fault, server: Any, pool: Any, keeper: Keeper, until: Any) -> None:
+    """Until the gateway knows: its requests are what tells it."""
+    fault(server, pool)
+    for _ in range(3):
+        try:
+            await keeper.reserve("canary", CHAT, f"c{time.monotonic_ns()}", 1)
+        except (QuotaExceeded, QuotaUnavailable):
+            pass
+    await until(lambda: keeper.breaker.is_open)
+
+
+@FAULTS
+async def test_locally_a_tenant_gets_this_gateways_share_and_no_more(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any, fault: Fault
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("acme", concurrency=8)
+    pool.limit("metered", tokens_per_minute=600, burst_ms=60_000)
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    await gateway_on(RedisAddress(server.url), pool)
+    await until(lambda: keeper.num_gateways == 2 and "acme/interactive" in keeper.limits)
+    await admitted(keeper, 1)
+    await trouble(fault, server, pool, keeper, until)
+    assert len(await admitted(keeper, 20)) == 3  # half of eight, and one runs already
+    assert len(await admitted(keeper, 20, cost=50, tenant="metered")) == 6
+    assert len(await admitted(keeper, 300, tenant="nobody")) == 300  # the default has no limits
+
+
+@FAULTS
+async def test_denying_refuses_everybody(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any, fault: Fault
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    keeper = await gateway_on(RedisAddress(server.url), pool, OnRedisFailure.DENY)
+    await trouble(fault, server, pool, keeper, until)
+    with pytest.raises(QuotaUnavailable):
+        await keeper.reserve("acme", CHAT, "r", 1)
+
+
+@FAULTS
+async def test_nobody_waits_once_the_trouble_is_known_nor_long_before(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any, fault: Fault
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    fault(server, pool)
+    waits_s = []
+    for number in range(20):
+        began_s = time.monotonic()
+        await keeper.reserve("acme", CHAT, f"r{number}", 1)
+        waits_s.append(time.monotonic() - began_s)
+    assert keeper.breaker.is_open
+    assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits_s) <= 3
+    assert sorted(waits_s)[-4] < TIMEOUT_S
+
+
+async def test_what_was_admitted_while_redis_was_stopped_is_leased_and_charged_when_it_is_back(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any
+) -> None:
+    """It comes back empty; the operator writes the limits again."""
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("acme", tokens_per_minute=6_000)
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    (before,) = await admitted(keeper, 1, cost=20)
+    await trouble(stop, server, pool, keeper, until)
+    (ended, running) = await admitted(keeper, 2, cost=10)
+    keeper.settle(ended.lease, 30)
+    server.start()
+    pool.limit("*")
+    pool.limit("acme", tokens_per_minute=6_000)
+    await until(lambda: not keeper.breaker.is_open)
+    await until(lambda: pool.num_leases("acme") == 2)
+    await until(lambda: pool.used("acme") == 30)
+    keeper.settle(before.lease, 5)
+    keeper.settle(running.lease, 7)
+    await until(lambda: pool.used("acme") == 42)
+    assert pool.num_leases("acme") == 0
+
+
+async def test_after_a_pause_nothing_is_charged_twice_and_no_lease_is_left(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any
+) -> None:
+    """A paused server reads later what clients have long given up on."""
+    server = start_redis()
+    pool = pool_in(server)
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    running = await admitted(keeper, 5, cost=10)
+    server.pause()
+    asking = [keeper.reserve("acme", CHAT, f"p{n}", 10) for n in range(10)]
+    running += await asyncio.gather(*asking)
+    for grant in running:
+        keeper.settle(grant.lease, 4)
+    await until(lambda: keeper.breaker.is_open)
+    server.resume()
+    await until(lambda: pool.num_leases("acme") == 0 and pool.used("acme") == 15 * 4)
+    await until(lambda: keeper.leases.num_owed == 0)
+    assert pool.used("acme") == 15 * 4
+
+
+async def test_a_flushed_script_is_loaded_again_and_nobody_notices(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    for _ in range(3):
+        pool.client.script_flush()
+        (grant,) = await admitted(keeper, 1)
+        keeper.settle(grant.lease, 2)
+    await until(lambda: pool.used("acme") == 6)
+    assert keeper.num_without_redis == 0
+
+
+async def test_when_memory_is_free_again_settlements_arrive(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    (grant,) = await admitted(keeper, 1)
+    await trouble(fill_memory, server, pool, keeper, until)
+    keeper.settle(grant.lease, 9)
+    assert keeper.leases.num_owed >= 1
+    pool.client.config_set("maxmemory", 0)
+    await until(lambda: pool.used("acme") == 9)
+
+
+async def test_a_wrong_password_is_trouble_until_the_file_holds_the_right_one(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any, tmp_path: Path
+) -> None:
+    server = start_redis(password="right")
+    pool = pool_in(server)
+    password = tmp_path / "password"
+    password.write_text("wrong")
+    address = RedisAddress(server.url, password_path=password)
+    keeper = await gateway_on(address, pool)
+    assert keeper.breaker.is_open
+    assert len(await admitted(keeper, 20)) == 8  # what a gateway that knows no limits admits
+    password.unlink()
+    await asyncio.sleep(0)
+    password.write_text("right")
+    await until(lambda: not keeper.breaker.is_open)
+
+
+async def test_a_failover_that_lost_writes_leaves_limits_in_force_and_running_requests_leased(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any
+) -> None:
+    """The replica was cut off a while before the primary died. It takes over the address."""
+    primary = start_redis()
+    pool = pool_in(primary)
+    pool.limit("acme", concurrency=3)
+    replica = start_redis("--replicaof", "127.0.0.1", str(primary.port))
+    promoted = replica.client()
+    await until(lambda: promoted.hexists(pool.keys.limits, "acme/interactive"))
+    promoted.replicaof("NO", "ONE")
+    keeper = await gateway_on(RedisAddress(primary.url), pool)
+    grants = await admitted(keeper, 5)
+    assert len(grants) == 3
+    primary.stop()
+    await until(lambda: keeper.breaker.is_open)
+    replica.stop()
+    primary.start()
+    pool.client.replicaof("NO", "ONE")
+    for field, text in (("*", "{}"), ("acme", '{"concurrency": 3}')):
+        pool.client.hset(pool.keys.limits, f"{field}/interactive", text)
+    await until(lambda: pool.num_leases("acme") == 3)
+    assert await admitted(keeper, 5) == []
+    keeper.settle(grants[0].lease, 1)
+    await until(lambda: pool.num_leases("acme") == 2)
+    promoted.close()
