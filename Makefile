@@ -32,6 +32,9 @@ demo: $(STAMP) ## a lunch rush with a real model on this machine: static, fixed 
 bench-demo: $(STAMP) ## the demo in three alternating rounds, medians and spread (25 minutes)
 	@$(PY) -m chairlift_bench.bench_demo
 
+bench-tuning: $(STAMP) ## a rush with a real model, tuned, against the best of a grid of fixed settings (35 minutes)
+	@$(PY) -m chairlift_bench.bench_tuning
+
 bench-simulator: $(STAMP) ## how fast simulated time passes: an hour of the Azure trace
 	@$(PY) -m chairlift_bench.bench_simulator
 
@@ -106,6 +109,6 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt \
+.PHONY: help setup demo bench-demo bench-tuning bench-operator bench-scheduler bench-simulator bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
 	crds lint helm test-cluster test-prometheus e2e images lock clean

@@ -13,6 +13,8 @@ from chairlift_bench.evaluate_figures import Figures, settle_s
 from chairlift_bench.evaluate_runs import OURS, SCALING, Run
 
 ATTAINMENT: Final = 0.95
+HPA_QUEUE: Final = "hpa queue"  # how laws' names begin
+STATIC_COUNT: Final = "replicas"
 NEVER_S: Final = 999.0  # what did not settle while it was watched
 Runs = Mapping[Run, Figures]
 Measure = Callable[[Figures], float]
@@ -123,12 +125,10 @@ def frontier(
     return found
 
 
-def hours_ratio(runs: Runs, scenario: str) -> tuple[float, float]:
-    """Ours over HPA on the queue, at 95 % or the most that both reach; and that attainment."""
+def hours_ratio(runs: Runs, scenario: str, family: str) -> tuple[float, float]:
+    """Ours over that family's, at 95 % or the most that both reach; and that attainment."""
     ours = [(s, h) for s, h, _ in frontier(runs, scenario, lambda law: law.startswith("ours"))]
-    theirs = [
-        (s, h) for s, h, _ in frontier(runs, scenario, lambda law: law.startswith("hpa queue"))
-    ]
+    theirs = [(s, h) for s, h, _ in frontier(runs, scenario, lambda law: law.startswith(family))]
     if not ours or not theirs:
         return math.nan, math.nan
     share = min(ATTAINMENT, max(s for s, _ in ours), max(s for s, _ in theirs))
@@ -162,7 +162,7 @@ def claims_of(runs: Runs) -> dict[str, float]:
         for s in SCALING
         if (own := of_law(runs, s, "reference", OURS))
     )
-    ratios = [hours_ratio(runs, s)[0] for s in SCALING]
+    ratios = [hours_ratio(runs, s, HPA_QUEUE)[0] for s in SCALING]
     claims["replica_hours_vs_hpa_queue"] = _most(r for r in ratios if math.isfinite(r))
     return {**claims, **_fault_claims(runs), **_batch_claims(runs)}
 

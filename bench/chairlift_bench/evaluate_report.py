@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 
 from chairlift_bench.evaluate_claims import (
     ATTAINMENT,
+    HPA_QUEUE,
+    STATIC_COUNT,
     Mean,
     Runs,
     frontier,
@@ -113,17 +115,27 @@ def _page(size: Size, runs: Runs, claims: Mapping[str, float]) -> Iterator[str]:
         columns = KNOBS
         if name in SCALING:
             columns = COUNTS
-            ratio, share = hours_ratio(runs, name)
-            if math.isfinite(ratio):
-                yield (
-                    f"Replica-hours over those of an HPA on the queue, both at "
-                    f"{100 * share:.1f} % good: {ratio:.2f}."
-                )
-                yield ""
+            yield from _hours(runs, name)
         elif name.startswith(("S8", "S10")):
             columns = FAULTS
         for profile in sorted({r.profile for r in runs if r.scenario == name}):
             yield from _table(runs, name, profile, columns)
+
+
+def _hours(runs: Runs, scenario: str) -> Iterator[str]:
+    for family, named in (
+        (HPA_QUEUE, "an HPA on the queue"),
+        (STATIC_COUNT, "a pool of the same size all the time"),
+    ):
+        ratio, share = hours_ratio(runs, scenario, family)
+        if not math.isfinite(ratio):
+            continue
+        wins = "" if ratio <= 1 else f": {named} wins here"
+        yield (
+            f"Replica-hours over those of {named}, both at {100 * share:.1f} % good: "
+            f"{ratio:.2f}{wins}."
+        )
+        yield ""
 
 
 def _settling(runs: Runs) -> Iterator[str]:

@@ -98,21 +98,26 @@ class HpaKv:
 
 @dataclass(frozen=True, slots=True)
 class Wva:
-    """llm-d's saturation steps: one up when little is spare, one down when the rest has enough."""
+    """llm-d's saturation steps: one up when little is spare, one down when the rest has enough.
+
+    queue: waiting requests of a saturated replica; llm-d takes 5, and wants 3 of them to spare.
+    """
+
+    queue: float = 5.0
 
     def wanted(self, serving: list[EngineSample], num_held: float, supply: int, ready: int) -> int:
         if ready < supply or not serving:
             return supply  # not while replicas start
         usage = [s.kv_usage or 0.0 for s in serving]
         queue = [s.num_waiting or 0.0 for s in serving]
-        calm = [k for k, q in zip(usage, queue, strict=True) if k <= 0.8 and q <= 5]
+        calm = [k for k, q in zip(usage, queue, strict=True) if k <= 0.8 and q <= self.queue]
         spare_kv = sum(0.8 - k for k in calm) / len(calm) if calm else 0.0
         mean_queue = sum(queue) / len(queue)
-        if not calm or spare_kv < 0.1 or 5 - mean_queue < 3:
+        if not calm or spare_kv < 0.1 or mean_queue > 0.4 * self.queue:
             return supply + 1
         if supply > 1:
             fewer = sum(usage) / (supply - 1), sum(queue) / (supply - 1)
-            if 0.8 - fewer[0] >= 0.1 and 5 - fewer[1] >= 3:
+            if 0.8 - fewer[0] >= 0.1 and fewer[1] <= 0.4 * self.queue:
                 return supply - 1
         return supply
 

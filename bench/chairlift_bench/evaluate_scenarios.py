@@ -167,16 +167,18 @@ def _with_fault(kind: FaultKind | None) -> Callable[[Setup, Scenario], Setup]:
 
 
 def _length_shift(setup: Setup, scenario: Scenario) -> Setup:
-    """From the middle on, prompts and answers of another service, at the rate that it allows."""
-    half_s = setup.until_s / 2
-    rate = scenario.loads[0].requests_per_s * carried_per_s(
+    """From the middle of what is judged on, prompts and answers of another service, at the rate
+    that it allows."""
+    shift_s = (setup.judged_from_s + setup.until_s) / 2
+    rate = scenario.loads[-1].requests_per_s * carried_per_s(
         setup.costs, _trace("mooncake-conversation")
     )
     later = at_rates(
-        rotated(_trace("mooncake-conversation"), setup.conditions.seed), [Stretch(half_s, rate)]
+        rotated(_trace("mooncake-conversation"), setup.conditions.seed),
+        [Stretch(setup.until_s - shift_s, rate)],
     )
-    later = [replace(a, arrival_s=a.arrival_s + half_s) for a in later]
-    first = tuple(r for r in setup.requests if r.due_s < half_s)
+    later = [replace(a, arrival_s=a.arrival_s + shift_s) for a in later]
+    first = tuple(r for r in setup.requests if r.due_s < shift_s)
     return replace(setup, requests=first + offered(later, setup.pool, KV_TOKENS).requests)
 
 
@@ -254,10 +256,12 @@ def all_scenarios(minutes: float) -> dict[str, Scenario]:
                  max_replicas=8),
         Scenario("S5", "a minute of six times the load",
                  (Stretch(240.0, 0.6), Stretch(60.0, 3.6), Stretch(300.0, 0.6)), max_replicas=8),
-        Scenario("S6", "other prompts from the middle on", _steady(0.7, steady_s),
+        Scenario("S6", "other prompts from the middle on",
+                 (Stretch(90.0, 0.35), Stretch(steady_s, 0.7)), judged_from_s=90.0,
                  change=_length_shift),
-        Scenario("S7", "one replica of three becomes a quarter slower", _steady(2.0, steady_s),
-                 max_replicas=3, change=_slower("interactive-0", 1.25, steady_s / 2)),
+        Scenario("S7", "one replica of three becomes a quarter slower",
+                 (Stretch(90.0, 1.0), Stretch(steady_s, 2.0)), judged_from_s=90.0,
+                 max_replicas=3, change=_slower("interactive-0", 1.25, 90.0 + steady_s / 2)),
         *(
             Scenario(f"S8-{kind or 'none'}", f"metrics fail: {kind or 'not at all'}",
                      _steady(1.4, 480.0), max_replicas=4, change=_with_fault(kind))

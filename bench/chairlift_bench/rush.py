@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,8 @@ async def run(options: Options, plan: RushPlan, kind: RunKind, suffix: str = "")
     name = str(kind).replace(", ", "-").replace(" ", "-")
     journal_file = options.folder / f"rush-{name}{suffix}.journal.jsonl"
     settings = plan.settings(kind)
-    return await run_once(kind, plan.pool_file, plan.pool, settings, plan.load, journal_file, say)
+    load = replace(plan.load, backlog=()) if kind is RunKind.TUNED_ALONE else plan.load
+    return await run_once(kind, plan.pool_file, plan.pool, settings, load, journal_file, say)
 
 
 def say(line: str) -> None:

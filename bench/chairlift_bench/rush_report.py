@@ -112,10 +112,9 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def method_lines(plan: RushPlan) -> list[str]:
-    costs, load, static = plan.calibration.costs, plan.load, plan.static
-    rush = load.phases[1]
-    tried = ", ".join(f"{size}: {100 * share:.0f} %" for size, share in static.rehearsed.items())
+def machine_lines(plan: RushPlan) -> list[str]:
+    """What this machine is, and what was derived from that."""
+    costs, load = plan.calibration.costs, plan.load
     return [
         f"One step takes {1e3 * costs.fixed_s:.1f} ms + {1e3 * costs.decode_s:.2f} ms per decode + "
         f"{1e3 * costs.prefill_s:.2f} ms per prompt token here (typical error of the fit "
@@ -123,8 +122,16 @@ def method_lines(plan: RushPlan) -> list[str]:
         f"{1e3 * plan.calibration.gap_s:.0f} ms.",
         f"Objectives from that by docs/decisions/0007: {thresholds(load.slo)}.",
         f"Capacity inside the objectives: {plan.requests_per_s:.2f} such requests/s; the rush "
-        f"offers {load.requests_per_s(rush):.2f}/s, static batching finishes at most "
-        f"{static.requests_per_s:.2f}/s.",
+        f"offers {load.requests_per_s(load.phases[1]):.2f}/s, static batching finishes at most "
+        f"{plan.static.requests_per_s:.2f}/s.",
+    ]
+
+
+def method_lines(plan: RushPlan) -> list[str]:
+    load, static = plan.load, plan.static
+    tried = ", ".join(f"{size}: {100 * share:.0f} %" for size, share in static.rehearsed.items())
+    return [
+        *machine_lines(plan),
         f"Static batch size {static.batch_size}: good requests rehearsed by size {tried}; "
         f"{100 * static.without_backlog:.0f} % if there were no backlog.",
         f"{len(load.requests)} requests of the Azure conversation trace, prompts / "

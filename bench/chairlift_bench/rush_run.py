@@ -107,7 +107,7 @@ async def run_once(
         progress = _Progress(kind, load, interactive, batch, journal, say)
         with progress.shown():
             sending = [interactive.run(load.requests)]
-            if kind is not RunKind.TUNED_ALONE:
+            if load.backlog:
                 backlog = itertools.cycle(load.backlog)
                 sending.append(batch.run_closed(backlog, BACKLOG_CLIENTS, load.duration_s))
             await asyncio.gather(*sending)

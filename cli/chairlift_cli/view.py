@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift_operator.decisions import Condition, Decision, ReplicaReport, Truth
+from chairlift_operator.mistakes import MISTAKES
 from chairlift_operator.plan import Plan
 from chairlift_operator.snapshot import Phase
 from chairlift_operator.spec import InferencePool
@@ -37,8 +38,8 @@ NUMBERS: Final = (
     "step tokens",
     "batch share",
 )
-# The one condition whose truth is the trouble.
-BAD_WHEN_TRUE: Final = "CapacityLimited"
+# The conditions whose truth is the trouble.
+BAD_WHEN_TRUE: Final = ("CapacityLimited", *MISTAKES)
 
 
 class View(Protocol):
@@ -127,7 +128,7 @@ def troubles_of(plan: Plan) -> list[Condition]:
     return [
         condition
         for condition in plan.conditions
-        if condition.status is (Truth.TRUE if condition.type == BAD_WHEN_TRUE else Truth.FALSE)
+        if condition.status is (Truth.TRUE if condition.type in BAD_WHEN_TRUE else Truth.FALSE)
     ]
 
 

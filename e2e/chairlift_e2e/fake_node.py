@@ -56,6 +56,7 @@ class FakeNode:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
         self._running: asyncio.Task[None] | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -92,24 +93,28 @@ class FakeNode:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
     async def _begin(self) -> asyncio.Task[None]:
+        self._session = aiohttp.ClientSession()
         return asyncio.create_task(self._run())
 
     async def _end(self) -> None:
-        assert self._running is not None
+        """The session first: it waits for its connections, and a cancelled watch would leave its
+        own half closed behind."""
+        assert self._running is not None and self._session is not None
+        await self._session.close()
         self._running.cancel()
-        await asyncio.wait({self._running})
+        await asyncio.gather(self._running, return_exceptions=True)
         for pod in self.pods.values():
             await pod.stop()
 
     async def _run(self) -> None:
-        async with aiohttp.ClientSession() as session:
-            api = Api(session, read_access)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(Reflector(api, POD, self._store).run())
-                while True:
-                    with suppress(ApiError):  # the server is away: looked at again
-                        await self._look_at_all(api)
-                    await asyncio.sleep(LOOK_S)
+        assert self._session is not None
+        api = Api(self._session, read_access)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(Reflector(api, POD, self._store).run())
+            while True:
+                with suppress(ApiError):  # the server is away: looked at again
+                    await self._look_at_all(api)
+                await asyncio.sleep(LOOK_S)
 
     async def _look_at_all(self, api: Api) -> None:
         """Some at a time, all over look_s: pods answer meanwhile."""

@@ -13,6 +13,7 @@ from chairlift_operator.decisions import (
     ReplicaReport,
     Truth,
 )
+from chairlift_operator.mistakes import mistakes_of
 from chairlift_operator.pool_windows import LONG_S, PoolWindows, WindowedShare
 from chairlift_operator.signals import Idle, Signal, Unknown, Value
 from chairlift_operator.snapshot import Phase
@@ -34,6 +35,7 @@ def conditions_of(
         _within_slo(pool, reports, windows),
         _capacity_limited(pool, reports, crowded),
         _tuned(pool, reports),
+        *mistakes_of(pool, reports),
     )
 
 

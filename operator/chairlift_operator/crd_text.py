@@ -171,7 +171,8 @@ DESCRIPTIONS: Final = {
     "status.gateway.ready": "How many serve.",
     "status.gateway.url": "Where clients in the cluster find it.",
     "status.conditions": "Accepted, Reconciled, Ready, MetricsAvailable, WithinSLO, "
-    "CapacityLimited, Tuned; each message says what to check.",
+    "CapacityLimited, Tuned, and the mistakes BatchSizeBeyondObjective, "
+    "StepTokensBeyondObjective, SlotsHeldByOneTenant; each message says what to check.",
     "status.conditions[]": "One statement on the pool.",
     "status.conditions[].type": "What it is about.",
     "status.conditions[].status": "True, False or Unknown.",

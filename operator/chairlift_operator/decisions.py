@@ -136,6 +136,34 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class Strain:
+    """What a replica's steps were made of while its gaps were counted; means of a step.
+
+    costs: what such steps cost; None where no model can be trusted to tell.
+    prompt_tokens: mean of the prompts computed; None without any.
+    step_tokens: the most that a step now computes; None under static batching, which has no bound.
+    """
+
+    num_decodes: float
+    prefill_tokens: float
+    kv_tokens: float
+    costs: StepCosts | None
+    prompt_tokens: float | None
+    step_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """Who holds the slots of a replica. tenant: who held most of them in nearly every sample of a
+    minute, while others waited; None where nobody did."""
+
+    tenant: str | None
+    num_held: float
+    num_running: float
+    num_others_waiting: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """One replica as a live view shows it. held: why nothing may move, None when it may."""
 
@@ -164,6 +192,8 @@ class ReplicaReport:
     num_rejected_values: int = 0
     observed_at_s: float | None = None
     source: str = ENGINE_SOURCE
+    strain: Strain | None = None
+    slot_use: SlotUse | None = None
 
     @property
     def num_own_waiting(self) -> float:

@@ -8,20 +8,20 @@ reduced here, before anything is compared across replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from chairlift_operator.metric_lines import lines_of
 from chairlift_operator.signals import checked
 from chairlift_protocol import metrics
 from chairlift_protocol.policy import Generation
-from chairlift_protocol.wire import RequestClass
+from chairlift_protocol.wire import OTHER_TENANTS, RequestClass
 
-_AFTER_NAME: Final = ("{", " ", "\t")
 NUM_REMEMBERED: Final = 4096  # engines and gateways of a thousand pools, and some
 
 
@@ -54,6 +54,26 @@ class ClassSample:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """The tenant with the most running requests on one engine; an empty name while none runs.
+
+    num_others_waiting: requests of everybody else that have no slot.
+    """
+
+    tenant: str
+    num_running: float
+    num_others_waiting: float
+
+    @classmethod
+    def among(cls, running: Mapping[str, float], waiting: Mapping[str, float]) -> Self:
+        """By tenant. Those that are told of together are nobody in particular."""
+        named = (t for t, count in running.items() if t != OTHER_TENANTS and count > 0)
+        tenant = min(named, key=lambda t: (-running[t], t), default="")
+        others = sum(count for t, count in waiting.items() if t != tenant)
+        return cls(tenant, running.get(tenant, 0.0), others)
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayClassSample:
     """One request class at the gateway: how many came so far, how many wait there for a replica."""
 
@@ -81,6 +101,7 @@ class EngineSample:
     classes: tuple[ClassSample, ...] = ()
     slo_counts: tuple[SloCount, ...] = ()
     policy_generation: Generation | None = None
+    slot_holder: SlotHolder | None = None
     rejected: tuple[str, ...] = ()
 
     @property
@@ -135,34 +156,18 @@ ENGINE_SERIES: Final = (
     metrics.REQUEST_SUCCESS,
     metrics.SLO_EVENTS,
     metrics.POLICY_GENERATION,
+    metrics.TENANT_RUNNING,
+    metrics.TENANT_WAITING,
 )
 
 
 def parse_gateway_metrics(text: str) -> tuple[GatewayClassSample, ...]:
     """Raise ExpositionError unless arrivals and held requests of every class are there."""
-    return _parsed_gateway(_lines_of(text, GATEWAY_SERIES))
+    return _parsed_gateway(lines_of(text, GATEWAY_SERIES))
 
 
 def parse_engine_metrics(text: str) -> EngineSample:
-    return _parsed_engine(_lines_of(text, ENGINE_SERIES))
-
-
-def _lines_of(text: str, names: Iterable[str]) -> str:
-    """Only these are parsed: most of the text are histograms that nobody here asks for.
-
-    All of it where none is found, so that a parser says whether it is an exposition at all.
-    """
-    return "\n".join(line for name in names for line in _found(text, name)) or text
-
-
-def _found(text: str, name: str) -> Iterator[str]:
-    at = text.find(name)
-    while at >= 0:
-        end = text.find("\n", at)
-        line = text[at:] if end < 0 else text[at:end]
-        if (at == 0 or text[at - 1] == "\n") and line[len(name) : len(name) + 1] in _AFTER_NAME:
-            yield line
-        at = text.find(name, at + len(name))
+    return _parsed_engine(lines_of(text, ENGINE_SERIES))
 
 
 # What rests says the same each time: parsing it is most of the cost of looking at it.
@@ -205,6 +210,7 @@ def engine_sample(by_name: Mapping[str, Sequence[Sample]]) -> EngineSample:
         ),
         slo_counts=reader.slo_counts(),
         policy_generation=reader.policy_generation(),
+        slot_holder=reader.slot_holder(),
         rejected=tuple(sorted(reader.rejected)),
     )
 
@@ -257,6 +263,21 @@ class _Reader:
             )
             for key, results in sorted(groups.items())
         )
+
+    def slot_holder(self) -> SlotHolder | None:
+        running, waiting = (
+            self._by_tenant(name) for name in (metrics.TENANT_RUNNING, metrics.TENANT_WAITING)
+        )
+        return SlotHolder.among(running, waiting) if running and waiting else None
+
+    def _by_tenant(self, name: str) -> dict[str, float] | None:
+        """None where it is not told, or not of each."""
+        groups: dict[str, list[Sample]] = {}
+        for sample in self._by_name.get(name, ()):
+            groups.setdefault(sample.labels.get("tenant", ""), []).append(sample)
+        counts = {tenant: self._reduce(name, group, sum) for tenant, group in groups.items()}
+        known = {tenant: count for tenant, count in counts.items() if count is not None}
+        return known if known and len(known) == len(counts) else None
 
     def policy_generation(self) -> Generation | None:
         parts = {

@@ -47,7 +47,7 @@ DEADLINES_MISSED: Final = "chairlift_deadlines_missed_total"  # deadline=queue|t
 OUT_OF_MEMORY: Final = "chairlift_out_of_memory_total"
 CACHED_KV_TOKENS: Final = "chairlift_cached_kv_tokens"
 
-# By tenant: a bounded number by name, all others together as `other`.
+# By tenant: a bounded number by name, all others together as `wire.OTHER_TENANTS`.
 TENANT_RUNNING: Final = "chairlift_tenant_requests_running"  # tenant
 TENANT_WAITING: Final = "chairlift_tenant_requests_waiting"  # tenant
 TENANT_PROMPT_TOKENS: Final = "chairlift_tenant_prompt_tokens_total"  # tenant

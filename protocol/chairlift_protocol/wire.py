@@ -52,3 +52,6 @@ INTERNAL_HEADERS: Final = (
 LOAD_HEADER: Final = "x-chairlift-load"
 # Request fields that the engine does not know, comma-separated: accepted, not ignored silently.
 IGNORED_FIELDS_HEADER: Final = "x-chairlift-ignored-fields"
+
+# In metrics by tenant: those beyond the number that has names, together.
+OTHER_TENANTS: Final = "other"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from chairlift_engine.engine import StepReport
 from chairlift_engine.residency import Gauges
-from chairlift_operator.exposition import ClassSample, EngineSample, SloCount
+from chairlift_operator.exposition import ClassSample, EngineSample, SloCount, SlotHolder
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
 
@@ -96,6 +96,10 @@ class EngineCounters:
                 )
             ),
             policy_generation=policy.generation,
+            slot_holder=SlotHolder.among(
+                {name: float(t.num_running) for name, t in (gauges.tenants or {}).items()},
+                {name: float(t.num_waiting) for name, t in (gauges.tenants or {}).items()},
+            ),
         )
 
     def _class(self, request_class: RequestClass, gauges: Gauges, now_s: float) -> ClassSample:

@@ -39,6 +39,8 @@ DECISION = Decision(
     reason="12 % of gaps over 50 ms",
 )
 LIMITED = Condition("CapacityLimited", Truth.TRUE, "BatchFull", "all 24 slots run.")
+CROWDED = Condition("SlotsHeldByOneTenant", Truth.TRUE, "OneTenant", "team-a holds 8 of 10.")
+UNTROUBLED = Condition("BatchSizeBeyondObjective", Truth.FALSE, "Fits", "All fit.")
 FINE = Condition("Ready", Truth.TRUE, "ReplicasReady", "1 of 1 replicas are ready.")
 
 
@@ -54,12 +56,13 @@ def test_lines_tell_each_decision_and_each_trouble_once(
     view.show(plan(decisions=(DECISION,), conditions=(FINE, LIMITED)))
     view.show(plan(conditions=(FINE, LIMITED)))
     view.show(plan(conditions=(FINE,)))
-    view.show(plan(conditions=(FINE, LIMITED)))
+    view.show(plan(conditions=(FINE, LIMITED, UNTROUBLED, CROWDED)))
     trouble = "CapacityLimited True: all 24 slots run."
     assert capsys.readouterr().out.splitlines() == [
         "interactive-0: batch size 96→72: 12 % of gaps over 50 ms",
         trouble,
         trouble,
+        "SlotsHeldByOneTenant True: team-a holds 8 of 10.",
     ]
 
 

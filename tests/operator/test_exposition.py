@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_operator.exposition import (
     ExpositionError,
+    SlotHolder,
     parse_engine_metrics,
     parse_gateway_metrics,
 )
@@ -77,6 +78,37 @@ def test_good_events_without_their_bad_series_leave_the_bad_ones_unknown() -> No
 def test_an_event_series_without_a_needed_label_is_rejected() -> None:
     sample = parse_engine_metrics('chairlift_slo_events_total{objective="itl",result="good"} 4\n')
     assert sample.slo_counts == () and sample.rejected == (metrics.SLO_EVENTS,)
+
+
+RUNNING = 'chairlift_tenant_requests_running{tenant="%s"} %s'
+WAITING = 'chairlift_tenant_requests_waiting{tenant="%s"} %s'
+
+
+@pytest.mark.parametrize(
+    ("lines", "holder"),
+    [
+        ([], None),
+        ([RUNNING % ("a", 3)], None),  # who waits is not told
+        (
+            [RUNNING % ("a", 3), RUNNING % ("b", 5), WAITING % ("a", 2), WAITING % ("b", 9)],
+            SlotHolder("b", 5, 2),
+        ),
+        (  # many tenants together are not one
+            [RUNNING % ("a", 3), RUNNING % ("other", 5), WAITING % ("other", 4)],
+            SlotHolder("a", 3, 4),
+        ),
+        ([RUNNING % ("other", 0), WAITING % ("other", 0)], SlotHolder("", 0, 0)),
+    ],
+)
+def test_who_holds_most_slots_is_read(lines: list[str], holder: SlotHolder | None) -> None:
+    sample = parse_engine_metrics("\n".join([COMPLETE, *lines]) + "\n")
+    assert sample.slot_holder == holder and sample.rejected == ()
+
+
+def test_one_tenant_without_a_number_leaves_the_holder_unknown() -> None:
+    lines = [RUNNING % ("a", 3), RUNNING % ("b", "NaN"), WAITING % ("a", 0)]
+    sample = parse_engine_metrics("\n".join([COMPLETE, *lines]) + "\n")
+    assert sample.slot_holder is None and sample.rejected == (metrics.TENANT_RUNNING,)
 
 
 def test_series_of_eight_engine_processes_are_reduced_within_the_replica() -> None:

@@ -16,14 +16,14 @@ from prometheus_client.registry import Collector
 from chairlift_engine.residency import Gauges
 from chairlift_engine.scheduler import TokenEvent
 from chairlift_protocol import metrics as names
+from chairlift_protocol.wire import OTHER_TENANTS
 
 MAX_TENANTS: Final = 64
-OTHER: Final = "other"
 
 
 class TenantMetrics(Collector):
     def __init__(self) -> None:
-        self._named: dict[str, None] = {OTHER: None}  # in the order they came
+        self._named: dict[str, None] = {OTHER_TENANTS: None}  # in the order they came
         self._num_prompt_tokens: Counter[str] = Counter()
         self._num_generation_tokens: Counter[str] = Counter()
         self._gauges: Gauges | None = None
@@ -77,6 +77,6 @@ class TenantMetrics(Collector):
     def _label(self, tenant: str) -> str:
         if tenant not in self._named:
             if len(self._named) > MAX_TENANTS:
-                return OTHER
+                return OTHER_TENANTS
             self._named[tenant] = None
         return tenant
