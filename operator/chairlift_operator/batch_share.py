@@ -27,7 +27,8 @@ LONGEST_DWELL_S: Final = 480.0
 LEAST_SHARE: Final = 0.1  # guaranteed; less would start one request in a while, and hurt as much
 FIRST_RAISE: Final = 0.25  # from nothing; then it doubles, as every miss takes it back at once
 # A first token may be waited for; this much of its objective spent in the queue alone is a warning.
-QUEUE_SHARE: Final = 0.1
+QUEUE_SHARE: Final = 0.075
+WARNED_SHARE: Final = 0.15  # what a warning leaves: as yet nothing is missed
 # How long the queue must have been shorter, as a part of the dwell, before the warning is over.
 QUEUE_DWELL: Final = 4 / 3
 
@@ -53,6 +54,7 @@ class Served:
 
     is_idle: there is no interactive work. has_borrowers: there is batch work, running or waiting.
     oldest_waiting_s: how long the first in the queue of interactive requests has waited.
+    borrowed_share: of all slots, those that batch work holds.
     """
 
     gaps: Attainment | None
@@ -62,6 +64,7 @@ class Served:
     is_idle: bool
     has_borrowers: bool
     oldest_waiting_s: float = 0.0
+    borrowed_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,9 @@ def lend(given: LendingInput) -> Lending:
         reason = f"{missed}, step tokens and batch size are at their limits"
         return _moved(given, _half(given), reason)
     if to_take and _queues(given) and rested_s >= SETTLE_S:
-        return _moved(given, _half(given), _said_of_queue(given), is_warning=True)
+        lower = max(min(current, WARNED_SHARE), _half(given))
+        if lower < current:
+            return _moved(given, lower, _said_of_queue(given), is_warning=True)
     if current < given.least and given.may_grow and not given.served.is_idle:
         return _moved(given, given.least, "batch work's own share, after all of it was taken back")
     is_well = given.served.is_idle or not (missed or alarm)
@@ -135,9 +140,10 @@ def _raised(given: LendingInput, current: float, rested_s: float) -> Lending | N
 
 
 def _half(given: LendingInput) -> float:
-    """On a grid of 0.05; no less than what is batch work's own."""
-    current = min(given.current, given.max_share)
-    return max(given.least, math.floor(current * 10) / 20)
+    """Of what batch work holds, or nothing would go where it holds less than its share. On a grid
+    of 0.05; no less than what is batch work's own."""
+    held = min(given.current, given.max_share, given.served.borrowed_share)
+    return max(given.least, math.floor(held * 10) / 20)
 
 
 def _noting_queue(given: LendingInput) -> LendingInput:

@@ -53,7 +53,8 @@ class Demand:
 
     num_running and num_waiting: requests of every class.
     context_tokens: mean resident KV tokens of a sequence.
-    num_peak: most that ran and waited at once in the last minutes.
+    num_peak: most that ran, and waited with a right to run, at once in the last minutes.
+    prefill_per_decode: prompt tokens computed for each token decoded, over minutes.
     num_borrowing, num_borrowing_waiting: batch work on an interactive replica, part of the former.
     oldest_own_waiting_s: how long the first of the others has waited to be scheduled.
     """
@@ -62,9 +63,16 @@ class Demand:
     num_waiting: float
     context_tokens: float | None = None
     num_peak: float = 0.0
+    prefill_per_decode: float = 0.0
     num_borrowing: float = 0.0
     num_borrowing_waiting: float = 0.0
     oldest_own_waiting_s: float = 0.0
+
+    @property
+    def num_to_run(self) -> float:
+        """All that run, and those who will as soon as their prompts are computed. Batch work that
+        waits may have no slot to come to."""
+        return self.num_running + self.num_own_waiting
 
     @property
     def num_own(self) -> float:
@@ -143,15 +151,28 @@ def step_s_at(costs: StepCosts, step_tokens: float, batch: float, context_tokens
     return costs.step_s(decodes, step_tokens - decodes, decodes * context_tokens)
 
 
-def decodes_to_plan_for(demand: Demand, batch_size: int) -> tuple[float, ...]:
-    """Decodes that a full step may carry: those running, and as many as there were of late.
+def balanced_batch(costs: StepCosts, target_s: float, demand: Demand) -> float:
+    """Decodes that full steps of `target_s` keep running: more end than prompts replace.
+
+    No bound for the batch size, which is for moments; but no more need be planned for that last.
+    """
+    context = demand.context_tokens or 0.0
+    decode_s = costs.decode_s + costs.kv_s * context + costs.prefill_s * demand.prefill_per_decode
+    return max(0.0, target_s - costs.fixed_s) / decode_s if decode_s > 0 else math.inf
+
+
+def decodes_to_plan_for(
+    demand: Demand, batch_size: int, balanced: float = math.inf
+) -> tuple[float, ...]:
+    """Decodes that a full step may carry: those running, and as many as there were of late, as
+    far as steps keep so many running.
 
     Both, because either may be the slower: a slot may cost more than the prefill token it displaces
     (GPUs) or less (CPUs). Slots that nobody was there to fill would only make steps smaller, and
     each request that comes to wait would move them.
     """
     running = max(demand.num_running, MIN_APP_LIMITED_BATCH)
-    most = max(running, demand.num_running + demand.num_waiting, demand.num_peak)
+    most = max(running, min(balanced, max(demand.num_to_run, demand.num_peak)))
     return min(batch_size, running), min(batch_size, most)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from chairlift_operator.batch_share import Served
 from chairlift_operator.decisions import Health
+from chairlift_operator.exposition import EngineSample
 from chairlift_operator.law import Demand
 from chairlift_operator.memory import ReplicaMemory
 from chairlift_operator.snapshot import ReplicaSnapshot
@@ -40,7 +41,8 @@ class Readings:
 
     failure: why this tick's sample is unusable. since_move: gaps since the last move was obeyed,
     for the law; inter_token and first_token: over all that is remembered, for people. full_share:
-    of the steps that since_move tells of, those whose budget was used up.
+    of the steps that since_move tells of, those whose budget was used up. num_slots: None where
+    the engine's policy could not be read.
     """
 
     failure: str | None
@@ -55,6 +57,7 @@ class Readings:
     first_since_lending: Attainment | None
     first_just_now: Attainment | None
     full_share: float
+    num_slots: int | None = None
 
     @property
     def served(self) -> Served:
@@ -67,6 +70,7 @@ class Readings:
             has_borrowers=self.demand.num_borrowing + self.demand.num_borrowing_waiting > 0,
             is_idle=own == 0 and self.failure is None,
             oldest_waiting_s=self.demand.oldest_own_waiting_s,
+            borrowed_share=self.demand.num_borrowing / self.num_slots if self.num_slots else 1.0,
         )
 
 
@@ -143,6 +147,7 @@ def read(
         first_since_lending=attainment(histories, first, first_budget, now_s, lending_at_s),
         first_just_now=attainment_over(histories, first, SHORT_WINDOW_S, now_s, lending_at_s),
         full_share=_full_share(memory.history, seen, since_move, in_force_s, now_s),
+        num_slots=seen.policy.effective.batch_size if seen.policy is not None else None,
     )
 
 
@@ -198,22 +203,34 @@ def demand_of(history: History, seen: ReplicaSnapshot, now_s: float) -> Demand:
     latest = history.latest
     if latest is None:
         return Demand(0.0, 0.0)
-    sample, batch = latest.sample, latest.sample.of(RequestClass.BATCH)
-    lends = seen.request_class is RequestClass.INTERACTIVE
-    peaks = (
-        (p.sample.num_running or 0.0) + (p.sample.num_waiting or 0.0)
-        for p in history.within(PEAK_WINDOW_S, now_s).points
+    recent = history.within(PEAK_WINDOW_S, now_s).points
+    peaks = (_counted(point.sample, seen.request_class).num_to_run for point in recent)
+    return replace(
+        _counted(latest.sample, seen.request_class),
+        context_tokens=_context_tokens(history.within(CONTEXT_WINDOW_S, now_s), seen),
+        num_peak=max(peaks, default=0.0),
+        prefill_per_decode=_prefill_per_decode(history),
     )
+
+
+def _counted(sample: EngineSample, request_class: RequestClass) -> Demand:
+    """Who runs and waits. An engine that does not tell classes apart is read as if all were
+    interactive."""
+    batch = sample.of(RequestClass.BATCH)
+    lends = request_class is RequestClass.INTERACTIVE
     return Demand(
         num_running=sample.num_running or 0.0,
         num_waiting=sample.num_waiting or 0.0,
-        context_tokens=_context_tokens(history.within(CONTEXT_WINDOW_S, now_s), seen),
-        num_peak=max(peaks, default=0.0),
-        # An engine that does not tell classes apart is read as if all were interactive.
         num_borrowing=(batch.num_running or 0.0) if lends else 0.0,
         num_borrowing_waiting=(batch.num_waiting or 0.0) if lends else 0.0,
-        oldest_own_waiting_s=sample.of(seen.request_class).oldest_waiting_s or 0.0,
+        oldest_own_waiting_s=sample.of(request_class).oldest_waiting_s or 0.0,
     )
+
+
+def _prefill_per_decode(history: History) -> float:
+    """0, so that nothing is limited by it, before there was a decode."""
+    prefill, decodes = history.increase("step_prefill_tokens"), history.increase("step_decode_seqs")
+    return prefill / decodes if prefill and decodes else 0.0
 
 
 def _context_tokens(window: History, seen: ReplicaSnapshot) -> float | None:

@@ -159,7 +159,9 @@ def _tuned(
     """The ruling, and whether step tokens and batch size are where the law wants them."""
     assert seen.sampled_at_s is not None
     aims, capacity = here.aims, policy.capacity
-    missed = first_tokens_missed(readings.served, aims.slo)
+    share = current_share(here, memory, policy.desired)
+    # A share that fell is what limits batch work; slots are not, and would cost first tokens.
+    lends = share >= here.max_share and not first_tokens_missed(readings.served, aims.slo)
     outcome = tune(
         TuningInput(
             current=current,
@@ -177,7 +179,7 @@ def _tuned(
             may_grow=here.may_grow and not (seen.sample and seen.sample.rejected),
             state=memory.tuning,
             now_s=seen.sampled_at_s,
-            lend_share=0.0 if missed else current_share(here, memory, policy.desired),
+            lend_share=share if lends else 0.0,
         )
     )
     settled = not outcome.moves and not memory.model.is_contradicted

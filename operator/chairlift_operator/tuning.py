@@ -141,9 +141,7 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
         if by_latency is not None and by_latency < proposed:
             proposed = by_latency
             why = f"{proposed:.0f} decodes and a block of prefill fill {_ms(given.target_s)} ms"
-    # Those that wait come to run as soon as steps have room for their prompts.
-    num_to_run = demand.num_running + demand.num_waiting
-    shrinks = proposed < current and num_to_run > law.BINDING_SHARE * proposed
+    shrinks = proposed < current and demand.num_to_run > law.BINDING_SHARE * proposed
     binds = demand.binds(current) or demand.binds_borrowing(current, given.lend_share)
     grows = known and proposed > current and binds
     if not (shrinks or grows):
@@ -169,9 +167,10 @@ def _step_tokens_by_model(
     current, demand = given.current.step_tokens, given.demand
     if batch.after > batch.before:  # there are those who fill what is added
         demand = replace(demand, num_peak=batch.after)
+    balanced = law.balanced_batch(costs, given.target_s, demand)
     proposed, decodes = min(
         (law.step_tokens_for_latency(costs, given.target_s, decodes, context), decodes)
-        for decodes in law.decodes_to_plan_for(demand, batch.after)
+        for decodes in law.decodes_to_plan_for(demand, batch.after, balanced)
     )
     checked_at = min(max(proposed, floor), current * law.GROWTH)
     if not given.model.trusted_at(decodes, max(0.0, checked_at - decodes), decodes * context):

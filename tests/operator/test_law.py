@@ -131,11 +131,30 @@ def test_no_move_leaves_the_bounds_outgrows_its_ceiling_or_rises_when_it_may_not
         assert not reverses or age_s >= law.REVERSAL_DWELL_S or (urgent and after < held)
 
 
+@given(costs_of, st.floats(0.02, 1), st.floats(1, 4000), st.floats(0, 50))
+def test_in_balance_full_steps_of_the_target_replace_as_many_decodes_as_end(
+    costs: StepCosts, target_s: float, context: float, ratio: float
+) -> None:
+    demand = Demand(1, 0, context, prefill_per_decode=ratio)
+    batch = law.balanced_batch(costs, target_s, demand)
+    assume(0 < batch < 1e6)
+    step_s = costs.step_s(batch, ratio * batch, batch * context)
+    assert step_s == pytest.approx(target_s, rel=1e-6)
+    assert law.balanced_batch(costs, 2 * target_s, demand) >= batch
+
+
+@pytest.mark.parametrize("balanced", [5.0, 20.0, 500.0])
+def test_no_more_decodes_are_planned_for_than_run_or_could_keep_running(balanced: float) -> None:
+    demand = Demand(num_running=10, num_waiting=3, num_peak=40)
+    assert law.decodes_to_plan_for(demand, 64, balanced) == (10, min(40, max(10, balanced)))
+
+
 @pytest.mark.parametrize(
     ("demand", "batch_size", "decodes"),
     [
         (Demand(num_running=10, num_waiting=3), 64, (10, 13)),
         (Demand(num_running=10, num_waiting=3, num_peak=40), 64, (10, 40)),
+        (Demand(num_running=10, num_waiting=30, num_borrowing_waiting=28), 64, (10, 12)),
         (Demand(num_running=10, num_waiting=3, num_peak=40), 12, (10, 12)),
         (Demand(2, 0), 64, (law.MIN_APP_LIMITED_BATCH, law.MIN_APP_LIMITED_BATCH)),
         (Demand(2, 0), 1, (1, 1)),
