@@ -90,6 +90,7 @@ PUBLISHED = {
     "READY_PATH": "/health/ready",
     "METRICS_PATH": "/metrics",
     "ARRIVALS_PATH": "/arrivals",
+    "OTHER_TENANTS": "other",
     "LOAD_PATH": "/load",
     "ADMIN_POLICY_PATH": "/admin/policy",
     "ADMIN_DRAIN_PATH": "/admin/drain",
