@@ -12,7 +12,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from chairlift_protocol import metrics as names
-from chairlift_protocol.wire import RequestClass
+from chairlift_protocol.wire import OTHER_TENANTS, RequestClass
 
 # An interactive objective lies between tens of milliseconds and a few seconds; a held request may
 # wait half a minute.
@@ -71,9 +71,7 @@ GAP_BUCKETS_S = (
     60.0,
 )
 
-# As many tenants are named in metrics; the others together are OTHER_TENANT.
-MAX_TENANTS = 64
-OTHER_TENANT = "other"
+MAX_TENANTS = 64  # so many are named in metrics, the others together
 
 # Nginx's code for a client that left before its answer was complete; no such answer is sent.
 CLIENT_LEFT = 499
@@ -132,7 +130,7 @@ class GatewayMetrics:
             ["stage"],
             registry=registry,
         )
-        self._named_tenants = {OTHER_TENANT}
+        self._named_tenants = {OTHER_TENANTS}
         self.tenant_tokens = Counter(
             names.GATEWAY_TENANT_TOKENS,
             "Tokens that requests of a tenant used, prompts included.",
@@ -181,7 +179,7 @@ class GatewayMetrics:
         """Whoever can name tenants could otherwise make a series for each."""
         if tenant not in self._named_tenants:
             if len(self._named_tenants) > MAX_TENANTS:
-                return OTHER_TENANT
+                return OTHER_TENANTS
             self._named_tenants.add(tenant)
         return tenant
 
