@@ -23,6 +23,7 @@ HANGING_S: Final = 120.0
 # Objects of a thousand pools are a million for the collector to look at, and none is a cycle: by
 # Python's own thresholds that was a fifth of the processor time at rest, in stops of a second.
 GC_THRESHOLDS: Final = (10_000, 20, 100)
+NUM_FILES: Final = 65_536  # each pool keeps a few connections open
 
 
 class OperatorProcess:
@@ -63,9 +64,10 @@ class OperatorProcess:
 
 
 def _allow_many_connections() -> None:
-    """Each pool keeps a few open, and the soft limit may be 1,024: it is that low for select()."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """The soft limit may be 1,024, which is for programs that use select()."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < NUM_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(NUM_FILES, most)), most))
 
 
 def _end_process(task: asyncio.Task[None]) -> None:
