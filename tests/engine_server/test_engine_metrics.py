@@ -192,16 +192,14 @@ def test_a_request_that_ends_after_its_time_without_a_token_is_a_bad_event(
     engine.runner.hold()
     gateway = "x-chairlift-internal-token: internal secret\r\nx-chairlift-waited-ms: 5000\r\n"
     body = {"model": "echo", "prompt": "abc", "max_tokens": 2}
-    connection = engine.open_raw("/v1/completions", body, gateway)
-    assert engine.runner.in_step.wait(5)
-    waiting = engine.open_raw("/v1/completions", body, gateway)
-    eventually(lambda: engine.server.replica.num_in_flight == 2)
-    waiting.close()
-    eventually(lambda: engine.server.replica.num_in_flight == 1)
-    engine.runner.release()
-    bad = 'chairlift_slo_events_total{class="interactive",objective="ttft",result="bad"'
-    eventually(lambda: engine.metric(bad) == 2)
-    connection.close()
+    with engine.open_raw("/v1/completions", body, gateway):
+        assert engine.runner.in_step.wait(5)
+        with engine.open_raw("/v1/completions", body, gateway):
+            eventually(lambda: engine.serving.bridge.num_open == 2)
+        eventually(lambda: engine.server.replica.num_in_flight == 1)
+        engine.runner.release()
+        bad = 'chairlift_slo_events_total{class="interactive",objective="ttft",result="bad"'
+        eventually(lambda: engine.metric(bad) == 2)
 
 
 def test_time_in_a_full_queue_is_in_the_first_tokens_time(start_engine, eventually) -> None:
