@@ -130,7 +130,7 @@ def carried_per_s(costs: StepCosts, arrivals: Sequence[Arrival]) -> float:
     num_decodes = min(
         256.0,
         (target_s - costs.fixed_s) / decode_s,
-        law.batch_size_for_memory(KV_TOKENS, context, preempting=False),
+        law.batch_size_for_memory(KV_TOKENS, context, context, preempting=False),
     )
     return num_decodes / (lengths.output_tokens * (costs.fixed_s + num_decodes * decode_s))
 

@@ -69,6 +69,11 @@ class Demand:
     oldest_own_waiting_s: float = 0.0
 
     @property
+    def growth_tokens(self) -> float:
+        """Tokens that a sequence decodes, on average: what its context holds beside its prompt."""
+        return (self.context_tokens or 0.0) / (self.prefill_per_decode + 0.5)
+
+    @property
     def num_to_run(self) -> float:
         """All that run, and those who will as soon as their prompts are computed. Batch work that
         waits may have no slot to come to."""
@@ -121,16 +126,20 @@ def batch_size_for_latency(costs: StepCosts, target_s: float, context_tokens: fl
     return headroom_s / per_sequence_s if per_sequence_s > 0 else math.inf
 
 
-def batch_size_for_memory(kv_tokens: float, context_tokens: float, preempting: bool) -> float:
-    """Largest batch whose contexts fit the KV memory, with room for a spread of their lengths.
+def batch_size_for_memory(
+    kv_tokens: float, context_tokens: float, growth_tokens: float, preempting: bool
+) -> float:
+    """Largest batch whose contexts fit the KV memory, with room for what may outgrow it.
 
-    Lengths of served traffic spread about as much as their mean, so that is taken for the
-    deviation.
+    growth_tokens: what a sequence decodes, on average. A prompt is let in only where it fits, so
+    that only what is decoded outgrows the memory; lengths of answers spread about as much as their
+    mean, and that is taken for the deviation. Once sequences were preempted, whole contexts are.
     """
     usable = KV_FILL * kv_tokens * (KV_PREEMPTED if preempting else 1.0)
     if context_tokens <= 0:
         return math.inf
-    spread = KV_CONFIDENCE * context_tokens
+    deviation = context_tokens if preempting else min(growth_tokens, context_tokens)
+    spread = KV_CONFIDENCE * deviation
     root = (-spread + math.sqrt(spread**2 + 4 * context_tokens * usable)) / (2 * context_tokens)
     return math.floor(root**2)
 

@@ -136,7 +136,7 @@ def sustainable_rate(
     slots = min(
         float(max_batch),
         law.batch_size_for_latency(costs, target_s, context),
-        law.batch_size_for_memory(kv_tokens, context, preempting=False),
+        law.batch_size_for_memory(kv_tokens, context, output_tokens, preempting=False),
     )
     left_s = target_s - costs.fixed_s
     num_decodes = min(slots, left_s / decode_s) if decode_s > 0 else slots

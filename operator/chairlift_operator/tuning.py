@@ -133,7 +133,9 @@ def _batch_size(given: TuningInput, costs: StepCosts | None) -> Move:
     context = demand.context_tokens
     proposed, why, known = math.inf, "bounds of the spec", False
     if context is not None and context > 0:
-        proposed = law.batch_size_for_memory(given.kv_tokens, context, given.preempting)
+        proposed = law.batch_size_for_memory(
+            given.kv_tokens, context, demand.growth_tokens, given.preempting
+        )
         why = f"{proposed:.0f} contexts of {context:.0f} tokens fit {given.kv_tokens} of KV memory"
     if costs is not None and context is not None:
         by_latency = _batch_by_latency(given, costs, context)

@@ -87,13 +87,23 @@ def test_the_largest_batch_leaves_room_for_one_block_of_prefill(
     assert tokens == pytest.approx(batch + BLOCK_TOKENS, rel=1e-4) or costs.prefill_s <= 1e-6
 
 
-@given(st.floats(100, 1e6), st.floats(1, 4096))
+@given(st.floats(100, 1e6), st.floats(1, 4096), st.floats(0, 1e5), st.floats(0, 1e5))
 def test_contexts_of_the_batch_fit_the_memory_and_preemptions_make_room(
-    kv_tokens: float, context: float
+    kv_tokens: float, context: float, growth: float, more_growth: float
 ) -> None:
-    size = law.batch_size_for_memory(kv_tokens, context, preempting=False)
+    size = law.batch_size_for_memory(kv_tokens, context, growth, preempting=False)
     assert size * context <= law.KV_FILL * kv_tokens
-    assert law.batch_size_for_memory(kv_tokens, context, preempting=True) <= size
+    assert law.batch_size_for_memory(kv_tokens, context, growth, preempting=True) <= size
+    assert law.batch_size_for_memory(kv_tokens, context, growth + more_growth, False) <= size
+
+
+def test_long_prompts_with_short_answers_fill_the_memory_that_is_there() -> None:
+    """12,000 tokens and 340: nineteen fit, and hardly anything of it grows (S6)."""
+    demand = Demand(10, 5, context_tokens=12_170, prefill_per_decode=12_000 / 340)
+    assert demand.growth_tokens == pytest.approx(340, rel=0.01)
+    fitting = law.batch_size_for_memory(262_144, 12_170, demand.growth_tokens, preempting=False)
+    assert fitting == 19
+    assert law.batch_size_for_memory(262_144, 12_170, demand.growth_tokens, preempting=True) == 11
 
 
 @given(
