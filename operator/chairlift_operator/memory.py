@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Final
 
 from chairlift_operator.arrivals import Arrivals
 from chairlift_operator.batch_share import LendingState
@@ -19,6 +20,8 @@ from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_operator.windows import History
 from chairlift_protocol.policy import Policy
 from chairlift_protocol.wire import RequestClass
+
+_A_STEP: Final = (16.0, 512.0, 16_384.0)  # decodes, prefill tokens, KV tokens: to compare costs at
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ class ScalingMemory:
 class Memory:
     """term: which leadership writes; policies of an older one are refused by engines.
 
-    prior: coefficients that a new replica's model starts from, None to learn cold.
+    prior: coefficients that a new replica's model starts from, None to learn cold: what this
+    pool's replicas learned last, or what was known before there were any.
     """
 
     term: int = 1
@@ -113,6 +117,16 @@ class Memory:
         """What a gateway said between two plans."""
         arrivals = self.scaling.arrivals.with_snapshot(gateway)
         return replace(self, scaling=replace(self.scaling, arrivals=arrivals))
+
+    @property
+    def learned(self) -> StepCosts | None:
+        """The step time that replicas have learned: the slowest's, so that the next is careful."""
+        known = [r.model.costs for r in self.replicas.values() if r.model.stands]
+        return max(
+            (costs for costs in known if costs is not None),
+            key=lambda costs: costs.step_s(*_A_STEP),
+            default=None,
+        )
 
     def of(self, replica: str, now_s: float) -> ReplicaMemory:
         known = self.replicas.get(replica)

@@ -145,11 +145,13 @@ def _situation(
 
 
 def _remember(memory: Memory, planned: list[ReplicaPlan], now_s: float) -> Memory:
-    """Replicas out of sight are kept for a while: an engine that restarts keeps its model."""
+    """Replicas out of sight are kept for a while: an engine that restarts keeps its model. What
+    the pool has learned outlives them all."""
     known: dict[str, ReplicaMemory] = {
         name: replica
         for name, replica in memory.replicas.items()
         if now_s - replica.last_seen_s < FORGET_AFTER_S
     }
     known.update((p.report.name, p.memory) for p in planned)
-    return replace(memory, replicas=MappingProxyType(known))
+    memory = replace(memory, replicas=MappingProxyType(known))
+    return replace(memory, prior=memory.learned or memory.prior)

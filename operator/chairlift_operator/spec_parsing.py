@@ -64,6 +64,15 @@ def pool_hash(pool: InferencePool) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def hardware_hash(pool: InferencePool) -> str:
+    """Names what step times depend on: pools with equal ones may begin with each other's model."""
+    spec = pool_to_mapping(pool)["spec"]
+    model = {k: v for k, v in spec["model"].items() if k in ("source", "dtype")}
+    runtime = {k: v for k, v in spec.get("runtime", {}).items() if k != "sharePrefixes"}
+    text = json.dumps([model, runtime], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def with_overrides(pool: InferencePool, settings: Sequence[str]) -> InferencePool:
     """The pool with `path.to.field=value` settings applied, paths relative to `spec`."""
     mapping = copy.deepcopy(pool_to_mapping(pool))

@@ -39,6 +39,7 @@ _GATE: Final = 9.0  # squared innovation over its variance: beyond three sigma
 _MISFIT: Final = 7.4
 _TICKS_TO_DISTRUST: Final = 6
 _READINGS_TO_BELIEVE: Final = 3
+_UPDATES_TO_TEACH: Final = 6
 _TRUSTED_SPREAD: Final = 0.25
 EXPLORED_FOR_S: Final = 600.0
 
@@ -141,6 +142,11 @@ class StepTimeModel:
     def is_contradicted(self) -> bool:
         """The last reading was far from what was predicted; soon it is known which was wrong."""
         return 0 < self.num_misfits_in_row < _TICKS_TO_DISTRUST
+
+    @property
+    def stands(self) -> bool:
+        """Readings taught it, and the last ones came true: others may begin with it."""
+        return self.num_updates >= _UPDATES_TO_TEACH and self.num_misfits_in_row == 0
 
     @property
     def largest_batch(self) -> float:

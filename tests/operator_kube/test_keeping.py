@@ -13,7 +13,7 @@ import pytest
 
 from chairlift_e2e.fake_kube import FakeKube
 from chairlift_operator.kube.children import Owner
-from chairlift_operator.kube.keeping import KEEP_EVERY_S, Keeper
+from chairlift_operator.kube.keeping import KEEP_EVERY_S, Keeper, KnownHardware
 from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.memory import Knobs, Memory, ReplicaMemory
@@ -22,8 +22,13 @@ from chairlift_operator.spec import InferencePool
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_protocol.wire import RequestClass
 
+UPDATES_TO_TEACH = 6
 COSTS = StepCosts(8e-3, 0.06e-3, 0.045e-3, 5e-8)
 POLICIES = "/api/v1/namespaces/team/configmaps/chat-policy"
+
+
+def taught(costs: StepCosts) -> StepTimeModel:
+    return replace(StepTimeModel.from_prior(costs), num_updates=UPDATES_TO_TEACH)
 
 
 @pytest.fixture
@@ -35,7 +40,7 @@ def pool(make_pool: Callable[..., InferencePool]) -> InferencePool:
 def memory(pool: InferencePool) -> Memory:
     """Of a leader whose engine served well with 48 and 512."""
     known = ReplicaMemory(
-        model=StepTimeModel.from_prior(COSTS),
+        model=taught(COSTS),
         wanted=first_policy(pool, RequestClass.INTERACTIVE),
         last_good=Knobs(48, 512),
     )
@@ -47,9 +52,11 @@ class Cluster:
         self.kube, self.owner, self.now_s = FakeKube(), owner, 1000.0
         self.objects = PoolObjects(("team", "chat"), self.kube.stores)
 
-    def leader(self) -> Keeper:
+    def leader(self, known: KnownHardware | None = None) -> Keeper:
+        """In a process of its own, unless told what that knows."""
         api: Any = self.kube
-        return Keeper(self.objects, api, self.owner, lambda: self.now_s)
+        known = KnownHardware() if known is None else known
+        return Keeper(self.objects, api, self.owner, lambda: self.now_s, known)
 
     def keep(self, keeper: Keeper, pool: InferencePool, memory: Memory | None) -> int:
         """How often that wrote."""
@@ -69,10 +76,10 @@ def cluster(owner: Owner) -> Cluster:
 def test_another_leader_goes_on_with_model_and_policy(
     cluster: Cluster, pool: InferencePool, memory: Memory
 ) -> None:
-    assert cluster.leader().prior() is None
+    assert cluster.leader().prior(pool) is None
     assert cluster.keep(cluster.leader(), pool, memory) == 1
     successor = cluster.leader()
-    prior = successor.prior()
+    prior = successor.prior(pool)
     assert prior is not None and prior.fixed_s == pytest.approx(COSTS.fixed_s)
     assert Memory.start(4, prior).of("new", 0.0).model.costs is not None
     assert cluster.keep(successor, pool, None) == 0  # knows nothing yet, and forgets nothing
@@ -84,7 +91,7 @@ def test_noise_and_haste_write_nothing(
 ) -> None:
     def slower(factor: float) -> Memory:
         costs = StepCosts(factor * COSTS.fixed_s, COSTS.decode_s, COSTS.prefill_s, COSTS.kv_s)
-        known = replace(memory.replicas["a"], model=StepTimeModel.from_prior(costs))
+        known = replace(memory.replicas["a"], model=taught(costs))
         return replace(memory, replicas=MappingProxyType({"a": known}))
 
     keeper = cluster.leader()
@@ -102,6 +109,7 @@ def test_noise_and_haste_write_nothing(
     [
         "[]",
         "3",
+        '"x"',
         '{"fixed_s": 1}',
         '{"fixed_s": "x", "decode_s": 1, "prefill_s": 1, "kv_s": 1}',
         '{"fixed_s": null, "decode_s": 1, "prefill_s": 1, "kv_s": 1}',
@@ -115,9 +123,9 @@ def test_what_people_write_there_that_is_no_model_is_no_model(
     data = cluster.kube.objects[POLICIES]["data"]
     change = {"data": {key: text for key in data}}
     asyncio.run(cluster.kube.patch(POLICIES, change, "person"))
-    assert cluster.leader().prior() is None
+    assert cluster.leader().prior(pool) is None
     assert cluster.keep(cluster.leader(), pool, memory) == 1
-    assert cluster.leader().prior() is not None and cluster.policy()["batch_size"] == 48
+    assert cluster.leader().prior(pool) is not None and cluster.policy()["batch_size"] == 48
 
 
 def test_a_strangers_config_map_is_not_taken_over(
@@ -128,3 +136,22 @@ def test_a_strangers_config_map_is_not_taken_over(
     with pytest.raises(Foreign, match="is not this pool's"):
         cluster.keep(cluster.leader(), pool, memory)
     assert cluster.kube.objects[POLICIES] == theirs
+
+
+def test_a_new_pool_begins_with_the_model_of_another_on_the_same_hardware(
+    cluster: Cluster,
+    pool: InferencePool,
+    memory: Memory,
+    owner: Owner,
+    make_pool: Callable[..., InferencePool],
+) -> None:
+    known = KnownHardware()
+    cluster.keep(cluster.leader(known), pool, memory)
+    api: Any = cluster.kube
+    objects = PoolObjects(("team", "other"), cluster.kube.stores)
+    sibling = Keeper(objects, api, owner, lambda: cluster.now_s, known)
+    prior = sibling.prior(make_pool(interactive={"batchSize": {"max": 64}}))
+    assert prior is not None and prior.fixed_s == pytest.approx(COSTS.fixed_s)
+    on_others = make_pool(runtime={"engine": "simulator", "simulator": {"profile": "slow"}})
+    assert sibling.prior(on_others) is None
+    assert cluster.leader().prior(on_others) is None  # nor what this one knew before it moved

@@ -1,6 +1,7 @@
 """What a pool must not lose: its last good policies and its step-time model.
 
-New pods start from the policies; another leader starts from the model.
+New pods start from the policies; another leader starts from the model, and so does another pool of
+this operator on the same hardware.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from chairlift_operator.kube import names
@@ -20,6 +21,7 @@ from chairlift_operator.kube.paths import CONFIG_MAP, path_of
 from chairlift_operator.memory import Memory
 from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_parsing import hardware_hash
 from chairlift_operator.step_time import StepCosts
 from chairlift_protocol.policy import Policy, PolicyError
 from chairlift_protocol.wire import RequestClass
@@ -29,33 +31,55 @@ KEEP_EVERY_S: Final = 60.0
 _MODEL_CHANGE: Final = 0.2  # smaller ones are noise, and not worth a write
 
 
+@dataclass(frozen=True, slots=True)
+class KnownHardware:
+    """What the pools of this operator have learned, by hardware; the last one's word counts."""
+
+    costs: dict[str, StepCosts] = field(default_factory=dict)
+
+
 class Keeper:
     """The ConfigMap of policies and model: read once, written when it is worth it."""
 
     def __init__(
-        self, objects: PoolObjects, api: Api, owner: Owner, now_s: Callable[[], float]
+        self,
+        objects: PoolObjects,
+        api: Api,
+        owner: Owner,
+        now_s: Callable[[], float],
+        known: KnownHardware,
     ) -> None:
+        self._known = known
         self._objects = objects
         self._api = api
         self._owner = owner
         self._now_s = now_s
         self._written_at_s = -math.inf
 
-    def prior(self) -> StepCosts | None:
-        """The model as an earlier leader knew it."""
+    def prior(self, pool: InferencePool) -> StepCosts | None:
+        """The model as an earlier leader knew it, or as another pool on this hardware does."""
+        hardware = hardware_hash(pool)
+        return self._kept_costs(hardware) or self._known.costs.get(hardware)
+
+    def _kept_costs(self, hardware: str) -> StepCosts | None:
         try:
-            costs = StepCosts(**json.loads(self._data()[names.COSTS_KEY]))
+            kept = json.loads(self._data()[names.COSTS_KEY])
+            if kept.pop("hardware") != hardware:
+                return None
+            costs = StepCosts(**kept)
             return costs if all(map(math.isfinite, asdict(costs).values())) else None
-        except (KeyError, ValueError, TypeError, OverflowError):  # people can write to it too
-            return None
+        except (AttributeError, KeyError, ValueError, TypeError, OverflowError):
+            return None  # people can write to it too
 
     async def keep(self, pool: InferencePool, memory: Memory | None) -> None:
         """memory: None before the first plan."""
         data = {names.policy_key(c): self._policy(pool, c, memory) for c in RequestClass}
-        costs = _costs(memory) if memory else None
-        before = self.prior()
+        hardware = hardware_hash(pool)
+        costs, before = memory.learned if memory else None, self._kept_costs(hardware)
+        if (newest := costs or before) is not None:
+            self._known.costs[hardware] = newest
         if costs is not None and (before is None or _differ(before, costs)):
-            data[names.COSTS_KEY] = json.dumps(asdict(costs))
+            data[names.COSTS_KEY] = json.dumps({"hardware": hardware, **asdict(costs)})
         elif names.COSTS_KEY in self._data():
             data[names.COSTS_KEY] = self._data()[names.COSTS_KEY]
         if data == self._data():
@@ -130,11 +154,6 @@ def _last_good(memory: Memory, request_class: RequestClass) -> Policy | None:
         and known.num_unverified == 0
     ]
     return min(good, key=lambda p: (p.step_tokens, p.batch_size, p.generation), default=None)
-
-
-def _costs(memory: Memory) -> StepCosts | None:
-    known = [r.model.costs for r in memory.replicas.values() if r.model.costs is not None]
-    return known[0] if known else None
 
 
 def _differ(before: StepCosts, after: StepCosts) -> bool:

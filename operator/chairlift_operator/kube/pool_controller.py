@@ -71,7 +71,7 @@ class PoolController:
             self._objects, self._observer, self._tender, tools.api, tools.now_s, self._note
         )
         self._roller = Roller(self._objects, self._tender, self._actor, self._busy)
-        self._keeper = Keeper(self._objects, tools.api, owner, tools.now_s)
+        self._keeper = Keeper(self._objects, tools.api, owner, tools.now_s, tools.hardware)
         self._tokens = Tokens(self._objects, tools.api, owner, tools.now_s)
         before = from_json(body.get("status"))
         self._reporter = Reporter(tools.api, *key, self.uid, before, tools.now_s)
@@ -104,7 +104,7 @@ class PoolController:
             await self._report(None)
             return
         if self._loop is None:
-            memory = Memory.start(self._term, self._keeper.prior())
+            memory = Memory.start(self._term, self._keeper.prior(pool))
             self._loop = ControlLoop(pool, self, memory)
         self._loop.pool = pool
         tick = self._last = await self._loop.tick()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
 from chairlift_operator.kube.api import Api
+from chairlift_operator.kube.keeping import KnownHardware
 from chairlift_operator.kube.listening import Listening
 from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.polling import Polling
@@ -30,4 +31,5 @@ class Tools:
     listening: Listening
     on_plan: Callable[[Plan], None] = lambda made: None
     polling: Polling | None = None
+    hardware: KnownHardware = field(default_factory=KnownHardware)
     on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
