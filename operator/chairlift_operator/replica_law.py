@@ -17,8 +17,9 @@ from chairlift_operator.spec_values import Bounds
 from chairlift_operator.step_time import LEAST_STEP_S, StepCosts
 
 FILL: Final = 0.75  # of what a replica can carry; the rest absorbs bursts
-SLOW_START_FILL: Final = 0.6  # when a new replica takes longer than SLOW_START_S
-SLOW_START_S: Final = 60.0
+SLOW_START_FILL: Final = 0.6
+QUICK_START_S: Final = 30.0  # a new replica that takes no longer allows FILL
+SLOW_START_S: Final = 60.0  # one that takes so long SLOW_START_FILL; in between it falls evenly
 TOLERANCE: Final = 1.05
 KV_FILL: Final = 0.8
 KEPT_FILL: Final = 0.9  # of FILL: what one replica fewer may be filled to
@@ -26,7 +27,7 @@ KEPT_KV: Final = 0.75
 FALLEN_FILL: Final = 0.75  # of FILL: noise of a fifth up and down does not get here from growth
 FORECAST: Final = 1.5
 REST_S: Final = 60.0  # between two changes, when the last of them shrinks
-FIRST_WARM_UP_S: Final = 30.0
+FIRST_WARM_UP_S: Final = 60.0
 CALLED_OFF_S: Final = 30.0  # of low demand, before replicas that still start are called off
 BLOCKED_S: Final = 300.0  # after a replica found no room: until one is asked for again
 
@@ -153,7 +154,8 @@ def forecast(rate: float, slope_per_s: float, warm_up_s: float) -> float:
 
 def fill(warm_up_s: float) -> float:
     """To what share of its rate a replica is filled: the longer a new one takes, the less."""
-    return SLOW_START_FILL if warm_up_s > SLOW_START_S else FILL
+    slowness = (warm_up_s - QUICK_START_S) / (SLOW_START_S - QUICK_START_S)
+    return FILL + (SLOW_START_FILL - FILL) * min(1.0, max(0.0, slowness))
 
 
 def num_backlogged(

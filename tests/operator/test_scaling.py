@@ -26,13 +26,14 @@ from chairlift_operator.pool_windows import (
     WindowedShare,
 )
 from chairlift_operator.replica_law import (
-    FILL,
+    SLOW_START_FILL,
     Lengths,
     ScaleInput,
     ScaleState,
     Supply,
     Want,
     allot,
+    fill,
     num_backlogged,
     replicas_for_rate,
     scale,
@@ -365,7 +366,20 @@ def test_a_replica_whose_queue_outlasts_a_warm_up_carries_none_of_what_arrives(
 ) -> None:
     found = num_backlogged(queues, num_held, 2.0, num_supply, warm_up_s=60.0)
     assert found == backlogged
-    assert replicas_for_rate(3.0, 2.0, found, 60.0) == found + 3.0 / (FILL * 2.0)
+    assert replicas_for_rate(3.0, 2.0, found, 60.0) == found + 3.0 / (SLOW_START_FILL * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("warm_up_s", "filled"), [(5.0, 0.75), (30.0, 0.75), (45.0, 0.675), (60.0, 0.6), (900.0, 0.6)]
+)
+def test_the_longer_a_replica_takes_to_start_the_less_each_is_filled(
+    warm_up_s: float, filled: float
+) -> None:
+    assert fill(warm_up_s) == pytest.approx(filled)
+
+
+def test_a_start_that_was_never_seen_is_taken_for_a_slow_one() -> None:
+    assert fill(Memory.start().scaling.warm_up_s) == SLOW_START_FILL
 
 
 # -- a fleet ---------------------------------------------------------------------------------------
@@ -663,15 +677,16 @@ def test_what_queues_while_replicas_load_asks_for_no_more_of_them(
     make_pool: Make, warm_up_s: float
 ) -> None:
     fleet = Fleet(_fleet_pool(make_pool, most=9))
+    rate = 1.7 * fleet.rate  # for three, however long they take to start
     list(fleet.run(60.0, interactive=0.3 * fleet.rate))
     fleet.warm_up_s = warm_up_s
     while fleet.count(INTERACTIVE) == 1:  # until the load is noticed
-        list(fleet.run(fleet.now_s + 5.0, interactive=2.0 * fleet.rate))
-    list(fleet.run(fleet.now_s + RATE_WINDOW_S, interactive=2.0 * fleet.rate))
+        list(fleet.run(fleet.now_s + 5.0, interactive=rate))
+    list(fleet.run(fleet.now_s + RATE_WINDOW_S, interactive=rate))
     known = fleet.count(INTERACTIVE)  # with the whole rate seen, and none of them up
     loading = [e for e in fleet.engines if e.ready_at_s > fleet.now_s]
     while loading and fleet.now_s + 5.0 < max(e.ready_at_s for e in loading):
-        list(fleet.run(fleet.now_s + 5.0, interactive=2.0 * fleet.rate))
+        list(fleet.run(fleet.now_s + 5.0, interactive=rate))
         assert fleet.count(INTERACTIVE) <= known
 
 
