@@ -35,6 +35,9 @@ bench-demo: $(STAMP) ## the demo in three alternating rounds, medians and spread
 bench-tuning: $(STAMP) ## a rush with a real model, tuned, against the best of a grid of fixed settings (35 minutes)
 	@$(PY) -m chairlift_bench.bench_tuning
 
+bench-noisy: $(STAMP) ## a chat beside another tenant's 30 requests, and beside 30 tenants, on the real engine (10 minutes)
+	@$(PY) -m chairlift_bench.bench_noisy
+
 bench-simulator: $(STAMP) ## how fast simulated time passes: an hour of the Azure trace
 	@$(PY) -m chairlift_bench.bench_simulator
 
@@ -116,6 +119,6 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-tuning bench-operator bench-quota bench-scheduler bench-simulator bench-fairness bench-longprompt \
+.PHONY: help setup demo bench-demo bench-tuning bench-noisy bench-operator bench-quota bench-scheduler bench-simulator bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
 	crds lint helm test-cluster test-prometheus test-redis e2e images lock clean

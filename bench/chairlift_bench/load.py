@@ -10,8 +10,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import aiohttp
@@ -50,12 +51,15 @@ class Load:
         api_key: str | None = None,
         patience_s: float = PATIENCE_S,
         ends_s: float = math.inf,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.outcomes: list[Outcome] = []
         self.num_in_flight = 0
         self._url = f"{base_url.rstrip('/')}/v1/chat/completions"
         self._model = model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = dict(headers)
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         # A request that takes longer is given up and counts as failed, so that a run always ends.
         self._patience_s = patience_s
         self._ends_s = ends_s

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -66,6 +67,12 @@ async def local_server(
     finally:
         await asyncio.shield(_stop(process))
     await relaying
+
+
+def engine_url(run_dir: Path) -> str:
+    """Of the one engine that is there, as it announced itself to the supervisor."""
+    (announced,) = run_dir.glob("*.announce.json")
+    return str(json.loads(announced.read_text())["url"])
 
 
 async def _until_ready(process: Process, say: Callable[[str], None]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from json import loads
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import aiohttp
 from chairlift_bench import rush_formula, step_calibration
 from chairlift_bench.arrivals import read_arrivals, with_lengths_divided
 from chairlift_bench.load import Load, PlannedRequest
-from chairlift_bench.local_server import local_server
+from chairlift_bench.local_server import engine_url, local_server
 from chairlift_bench.prompts import PromptBook
 from chairlift_bench.rush_formula import Phase
 from chairlift_bench.rush_load import (
@@ -97,7 +96,7 @@ async def make_plan(
         candidates, backlog, training = await _prompts(url, pool)
         say(f"measuring this machine for about {step_calibration.TOTAL_S:.0f} s …")
         calibration = await step_calibration.calibrate(
-            _engine_url(run_dir),
+            engine_url(run_dir),
             _loads(url, pool),
             itertools.cycle([c.planned() for c in backlog]),
             itertools.cycle([c.planned() for c in training]),
@@ -116,12 +115,6 @@ async def make_plan(
         requests_per_s=rush_formula.requests_per_s(calibration.costs, load.slo, rush),
         answer=answer,
     )
-
-
-def _engine_url(run_dir: Path) -> str:
-    """Of the one engine that is there, as it announced itself to the supervisor."""
-    (announced,) = run_dir.glob("*.announce.json")
-    return str(loads(announced.read_text())["url"])
 
 
 def _loads(url: str, pool: InferencePool) -> Callable[[], Load]:
