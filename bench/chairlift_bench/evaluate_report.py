@@ -204,7 +204,7 @@ def _replicas(runs: Runs) -> Figure:
 def _frontiers(axes: Axes, runs: Runs, scenario: str) -> None:
     families = (
         ("ours", INTERACTIVE_COLOUR), ("hpa queue", BAD), ("hpa kv", "#8e44ad"),
-        ("wva", "#2e8b57"), ("replicas", INK),
+        ("wva", "#2e8b57"), ("dynamo", "#b8860b"), ("s-band", "#4682b4"), ("replicas", INK),
     )  # fmt: skip
     for family, colour in families:
         points = sorted(

@@ -24,7 +24,7 @@ from chairlift_bench.evaluate_runs import (
     runs_of,
     tuning_runs,
 )
-from chairlift_bench.evaluate_scalers import HpaKv, HpaQueue, Wva
+from chairlift_bench.evaluate_scalers import HpaKv, HpaQueue, Seen, Wva
 from chairlift_bench.evaluate_scenarios import (
     PROFILES,
     all_scenarios,
@@ -186,18 +186,20 @@ def test_a_fault_begins_ends_and_hides_what_it_says(kind: FaultKind) -> None:
             assert first.sample is not None and first.sample.num_steps == 0.0
 
 
-def waiting(*queues: float, kv: float = 0.1) -> list[EngineSample]:
-    return [EngineSample(num_waiting=queue, kv_usage=kv) for queue in queues]
+def waiting(*queues: float, supply: int = 2, kv: float = 0.1) -> list[Seen]:
+    """Of one moment."""
+    samples = [EngineSample(num_waiting=queue, kv_usage=kv) for queue in queues]
+    return [Seen(0.0, {f"interactive-{i}": s for i, s in enumerate(samples)}, supply)]
 
 
 def test_autoscalers_follow_their_formulas() -> None:
-    assert HpaQueue(5).wanted(waiting(10, 10), 0, 2, 2) == 4
-    assert HpaQueue(5).wanted(waiting(5, 5.4), 0, 2, 2) == 2
-    assert HpaQueue(5).wanted(waiting(0, 0), 0, 2, 2) == 0
-    assert HpaKv(0.8).wanted(waiting(0, 0, kv=0.95), 0, 2, 2) == 3
-    assert Wva().wanted(waiting(9, 9), 0, 2, 2) == 3
-    assert Wva().wanted(waiting(0, 0), 0, 2, 2) == 1
-    assert Wva().wanted(waiting(0), 0, 2, 1) == 2
+    assert HpaQueue(5).wanted(waiting(10, 10)) == 4
+    assert HpaQueue(5).wanted(waiting(5, 5.4)) == 2
+    assert HpaQueue(5).wanted(waiting(0, 0)) == 0
+    assert HpaKv(0.8).wanted(waiting(0, 0, kv=0.95)) == 3
+    assert Wva().wanted(waiting(9, 9)) == 3
+    assert Wva().wanted(waiting(0, 0)) == 1
+    assert Wva().wanted(waiting(0)) == 2
 
 
 def test_a_fixed_law_says_it_once_and_aimd_cuts_when_too_much_is_late() -> None:
