@@ -12,14 +12,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from chairlift_bench.claims import RESULTS
-from chairlift_bench.evaluate_claims import claims_of
+from chairlift_bench.evaluate_claims import claims_of, intervals_of
 from chairlift_bench.evaluate_figures import Figures
 from chairlift_bench.evaluate_report import write_report
 from chairlift_bench.evaluate_runs import (
@@ -68,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     figures = _carried_out(runs, size)
     print(f"{len(runs)} runs in {(time.monotonic() - started_s) / 60:.1f} minutes")
-    claims = claims_of(figures)
+    claims, intervals = claims_of(figures), intervals_of(figures)
     path = RESULTS / "evaluate.json"
-    path.write_text(_as_json(size, figures, claims), encoding="utf-8")
-    report = write_report(args.report_to or RESULTS, size, figures, claims)
+    path.write_text(_as_json(size, figures, claims, intervals), encoding="utf-8")
+    report = write_report(args.report_to or RESULTS, size, figures, claims, intervals)
     print(f"all figures: {path}\nreport: {report}")
     for claim, value in claims.items():
         print(f"claim {claim} {value:.4g}")
@@ -118,13 +118,23 @@ def _done_before() -> dict[Run, Figures]:
     return found
 
 
-def _as_json(size: Size, figures: dict[Run, Figures], claims: dict[str, float]) -> str:
+def _as_json(
+    size: Size,
+    figures: Mapping[Run, Figures],
+    claims: Mapping[str, float],
+    intervals: Mapping[str, tuple[float, float]],
+) -> str:
     body = {
         "size": size.name,
-        "claims": {k: v if math.isfinite(v) else None for k, v in claims.items()},
+        "claims": {k: _finite(v) for k, v in claims.items()},
+        "intervals": {k: [_finite(v) for v in ends] for k, ends in intervals.items()},
         "runs": [{**asdict(run), **figures[run].to_json()} for run in sorted(figures)],
     }
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

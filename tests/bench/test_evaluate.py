@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift_bench.evaluate_claims import Mean, claims_of, hours_at, normalised
+from chairlift_bench.evaluate_claims import Mean, claims_of, hours_at, intervals_of, normalised
 from chairlift_bench.evaluate_faults import DURATION_S, Distortion, FaultKind
 from chairlift_bench.evaluate_figures import Figures, reversals, settle_s
 from chairlift_bench.evaluate_laws import Aimd, Fixed, PerReplica
+from chairlift_bench.evaluate_report import write_report
 from chairlift_bench.evaluate_runs import (
     OURS,
     SIZES,
@@ -115,6 +117,47 @@ def test_a_mean_without_spread_has_no_interval_and_one_with_it_has() -> None:
     assert Mean.of([2.0, 2.0]) == Mean(2.0, 2.0, 2.0)
     spread = Mean.of([1.0, 2.0, 6.0])
     assert spread.low < spread.mean == 3.0 < spread.high
+
+
+def goodputs(by_seed: dict[int, tuple[float, float]]) -> dict[Run, Figures]:
+    """Of our law and of the best fixed setting."""
+    return {
+        Run("S2@1", "reference", law, seed): replace(BLANK, goodput_per_s=goodput)
+        for seed, both in by_seed.items()
+        for law, goodput in zip((OURS, "static 1/64"), both, strict=True)
+    }
+
+
+def test_intervals_of_claims_pair_laws_by_seed() -> None:
+    alike = intervals_of(goodputs({1: (1, 2), 2: (10, 20), 3: (100, 200)}))
+    assert alike["goodput_vs_oracle"] == (0.5, 0.5)
+    apart = intervals_of(goodputs({1: (1, 2), 2: (2, 2), 3: (3, 2)}))
+    assert apart["goodput_vs_oracle"] == (0.5, 1.5)
+    many = intervals_of(goodputs({seed: (seed, 10) for seed in range(1, 21)}))
+    low, high = many["goodput_vs_oracle"]
+    assert 0.7 < low < 0.9 < 1.2 < high < 1.4
+    assert not {"settle_cold_s", "unsafe_actions"} & set(many)  # unknown; not of seeds
+
+
+def test_one_seed_has_no_interval_and_what_has_one_stays_beside_others() -> None:
+    assert intervals_of(goodputs({1: (1, 2)})) == {}
+    hours = {OURS: 1.0, "hpa queue 5": 2.0}
+    once = {
+        Run("S12", "reference", law, 1): replace(BLANK, replica_hours=h) for law, h in hours.items()
+    }
+    found = intervals_of({**once, **goodputs({1: (1, 2), 2: (2, 2), 3: (3, 2)})})
+    assert found["replica_hours_vs_hpa_queue"] == (0.5, 0.5)
+    assert found["goodput_vs_oracle"] == (0.5, 1.5)
+
+
+def test_the_page_tells_an_interval_or_that_there_was_one_seed(tmp_path: Path) -> None:
+    for by_seed, cell in (
+        ({1: (1.0, 2.0)}, "| `goodput_vs_oracle` | 0.5 | one seed |"),
+        ({1: (1.0, 2.0), 2: (2.0, 2.0)}, "| `goodput_vs_oracle` | 0.75 | 0.5 to 1 |"),
+    ):
+        runs = goodputs(by_seed)
+        path = write_report(tmp_path, SIZES["quick"], runs, claims_of(runs), intervals_of(runs))
+        assert cell in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
