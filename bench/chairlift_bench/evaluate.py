@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +34,6 @@ from chairlift_bench.evaluate_runs import (
 
 NUM_PROCESSES: Final = 2
 SAY_EVERY_S: Final = 10.0
-LONG: Final = ("S12", "S4", "S7", "S6")
 DONE: Final = RESULTS / "evaluate.done.jsonl"  # a line for each run, as soon as it has ended
 
 
@@ -81,7 +80,7 @@ def _carried_out(runs: Sequence[Run], size: Size) -> dict[Run, Figures]:
     """The longest first, so that both processes end at about the same time."""
     known = _done_before()
     figures = {run: known[run] for run in runs if run in known}
-    order = sorted(set(runs) - set(figures), key=lambda r: (r.scenario not in LONG, r))
+    order = sorted(set(runs) - set(figures), key=lambda r: (-r.cost_s, r))
     started_s = said_s = time.monotonic()
     with (
         ProcessPoolExecutor(NUM_PROCESSES, initializer=os.nice, initargs=(5,)) as processes,
@@ -98,13 +97,19 @@ def _carried_out(runs: Sequence[Run], size: Size) -> dict[Run, Figures]:
             now_s = time.monotonic()
             if now_s - said_s >= SAY_EVERY_S or num_done == len(order):
                 said_s = now_s
-                left_s = (now_s - started_s) / num_done * (len(order) - num_done)
+                left_s = time_left_s(now_s - started_s, set(order) & set(figures), order)
                 print(
                     f"  {num_done} of {len(order)} runs, about {left_s / 60:.0f} minutes left; "
                     f"{run.scenario} {run.profile} {run.law} seed {run.seed}: "
                     f"{100 * figures[run].good_share:.0f} % good"
                 )
     return figures
+
+
+def time_left_s(elapsed_s: float, done: Collection[Run], runs: Collection[Run]) -> float:
+    """Until all runs are done: long ones go first, so they are weighed by what they cost."""
+    done_s, all_s = (sum(run.cost_s for run in some) for some in (done, runs))
+    return elapsed_s * (all_s - done_s) / done_s
 
 
 def _done_before() -> dict[Run, Figures]:

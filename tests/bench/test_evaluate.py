@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chairlift_bench.evaluate import time_left_s
 from chairlift_bench.evaluate_claims import Mean, claims_of, hours_at, intervals_of, normalised
 from chairlift_bench.evaluate_faults import DURATION_S, Distortion, FaultKind
 from chairlift_bench.evaluate_figures import Figures, reversals, settle_s
@@ -158,6 +159,15 @@ def test_the_page_tells_an_interval_or_that_there_was_one_seed(tmp_path: Path) -
         runs = goodputs(by_seed)
         path = write_report(tmp_path, SIZES["quick"], runs, claims_of(runs), intervals_of(runs))
         assert cell in path.read_text(encoding="utf-8")
+
+
+def test_the_time_left_is_weighed_by_what_runs_cost() -> None:
+    long, short = (Run(name, "reference", OURS, 1) for name in ("S12", "S3"))
+    runs = [long, *(replace(short, seed=seed) for seed in range(25))]
+    assert long.cost_s == 25 * short.cost_s
+    assert time_left_s(60.0, [long], runs) == pytest.approx(60.0)
+    assert time_left_s(120.0, runs, runs) == 0.0
+    assert all(r.cost_s > 0 for size in SIZES.values() for r in runs_of(size, best_settings({})))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
