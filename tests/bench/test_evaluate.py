@@ -163,9 +163,9 @@ def test_the_page_tells_an_interval_or_that_there_was_one_seed(tmp_path: Path) -
 
 def test_the_time_left_is_weighed_by_what_runs_cost() -> None:
     long, short = (Run(name, "reference", OURS, 1) for name in ("S12", "S3"))
-    runs = [long, *(replace(short, seed=seed) for seed in range(25))]
-    assert long.cost_s == 25 * short.cost_s
-    assert time_left_s(60.0, [long], runs) == pytest.approx(60.0)
+    runs = [long, *(replace(short, seed=seed) for seed in range(11))]
+    assert time_left_s(50.0, [long], runs) == pytest.approx(50.0 * 11 * short.cost_s / long.cost_s)
+    assert time_left_s(50.0, [long], runs) < 50.0  # eleven short ones are no eleven long ones
     assert time_left_s(120.0, runs, runs) == 0.0
     assert all(r.cost_s > 0 for size in SIZES.values() for r in runs_of(size, best_settings({})))
 
