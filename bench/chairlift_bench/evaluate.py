@@ -12,14 +12,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 from chairlift_bench.claims import RESULTS
-from chairlift_bench.evaluate_claims import claims_of
+from chairlift_bench.evaluate_claims import claims_of, intervals_of
 from chairlift_bench.evaluate_figures import Figures
 from chairlift_bench.evaluate_report import write_report
 from chairlift_bench.evaluate_runs import (
@@ -34,7 +34,6 @@ from chairlift_bench.evaluate_runs import (
 
 NUM_PROCESSES: Final = 2
 SAY_EVERY_S: Final = 10.0
-LONG: Final = ("S12", "S4", "S7", "S6")
 DONE: Final = RESULTS / "evaluate.done.jsonl"  # a line for each run, as soon as it has ended
 
 
@@ -68,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     figures = _carried_out(runs, size)
     print(f"{len(runs)} runs in {(time.monotonic() - started_s) / 60:.1f} minutes")
-    claims = claims_of(figures)
+    claims, intervals = claims_of(figures), intervals_of(figures)
     path = RESULTS / "evaluate.json"
-    path.write_text(_as_json(size, figures, claims), encoding="utf-8")
-    report = write_report(args.report_to or RESULTS, size, figures, claims)
+    path.write_text(_as_json(size, figures, claims, intervals), encoding="utf-8")
+    report = write_report(args.report_to or RESULTS, size, figures, claims, intervals)
     print(f"all figures: {path}\nreport: {report}")
     for claim, value in claims.items():
         print(f"claim {claim} {value:.4g}")
@@ -81,7 +80,7 @@ def _carried_out(runs: Sequence[Run], size: Size) -> dict[Run, Figures]:
     """The longest first, so that both processes end at about the same time."""
     known = _done_before()
     figures = {run: known[run] for run in runs if run in known}
-    order = sorted(set(runs) - set(figures), key=lambda r: (r.scenario not in LONG, r))
+    order = sorted(set(runs) - set(figures), key=lambda r: (-r.cost_s, r))
     started_s = said_s = time.monotonic()
     with (
         ProcessPoolExecutor(NUM_PROCESSES, initializer=os.nice, initargs=(5,)) as processes,
@@ -98,13 +97,19 @@ def _carried_out(runs: Sequence[Run], size: Size) -> dict[Run, Figures]:
             now_s = time.monotonic()
             if now_s - said_s >= SAY_EVERY_S or num_done == len(order):
                 said_s = now_s
-                left_s = (now_s - started_s) / num_done * (len(order) - num_done)
+                left_s = time_left_s(now_s - started_s, set(order) & set(figures), order)
                 print(
                     f"  {num_done} of {len(order)} runs, about {left_s / 60:.0f} minutes left; "
                     f"{run.scenario} {run.profile} {run.law} seed {run.seed}: "
                     f"{100 * figures[run].good_share:.0f} % good"
                 )
     return figures
+
+
+def time_left_s(elapsed_s: float, done: Collection[Run], runs: Collection[Run]) -> float:
+    """Until all runs are done: long ones go first, so they are weighed by what they cost."""
+    done_s, all_s = (sum(run.cost_s for run in some) for some in (done, runs))
+    return elapsed_s * (all_s - done_s) / done_s
 
 
 def _done_before() -> dict[Run, Figures]:
@@ -118,13 +123,23 @@ def _done_before() -> dict[Run, Figures]:
     return found
 
 
-def _as_json(size: Size, figures: dict[Run, Figures], claims: dict[str, float]) -> str:
+def _as_json(
+    size: Size,
+    figures: Mapping[Run, Figures],
+    claims: Mapping[str, float],
+    intervals: Mapping[str, tuple[float, float]],
+) -> str:
     body = {
         "size": size.name,
-        "claims": {k: v if math.isfinite(v) else None for k, v in claims.items()},
+        "claims": {k: _finite(v) for k, v in claims.items()},
+        "intervals": {k: [_finite(v) for v in ends] for k, ends in intervals.items()},
         "runs": [{**asdict(run), **figures[run].to_json()} for run in sorted(figures)],
     }
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

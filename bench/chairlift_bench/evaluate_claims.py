@@ -16,6 +16,9 @@ ATTAINMENT: Final = 0.95
 HPA_QUEUE: Final = "hpa queue"  # how laws' names begin
 STATIC_COUNT: Final = "replicas"
 NEVER_S: Final = 999.0  # what did not settle while it was watched
+NUM_DRAWS: Final = 400
+# Of all runs and no mean of seeds, so that drawing seeds anew says nothing of them.
+OF_ALL_RUNS: Final = ("unsafe_actions", "batch_share_min_kept")
 Runs = Mapping[Run, Figures]
 Measure = Callable[[Figures], float]
 
@@ -33,8 +36,8 @@ class Mean:
         if not values:
             return cls(math.nan, math.nan, math.nan)
         chance = random.Random(0)
-        means = sorted(fmean(chance.choices(values, k=len(values))) for _ in range(num_draws))
-        return cls(fmean(values), means[int(0.025 * num_draws)], means[int(0.975 * num_draws)])
+        means = [fmean(chance.choices(values, k=len(values))) for _ in range(num_draws)]
+        return cls(fmean(values), *_middle(means))
 
 
 def of_law(runs: Runs, scenario: str, profile: str, law: str) -> list[Figures]:
@@ -165,6 +168,41 @@ def claims_of(runs: Runs) -> dict[str, float]:
     ratios = [hours_ratio(runs, s, HPA_QUEUE)[0] for s in SCALING]
     claims["replica_hours_vs_hpa_queue"] = _most(r for r in ratios if math.isfinite(r))
     return {**claims, **_fault_claims(runs), **_batch_claims(runs)}
+
+
+def intervals_of(runs: Runs) -> dict[str, tuple[float, float]]:
+    """Of 95 %, by claim: what it would be with seeds drawn anew, the same ones for every law and
+    scenario. Empty with one seed."""
+    seeds = sorted({run.seed for run in runs})
+    if len(seeds) < 2:
+        return {}
+    chance = random.Random(0)
+    draws = [tuple(sorted(chance.choices(seeds, k=len(seeds)))) for _ in range(NUM_DRAWS)]
+    claims = {drawn: claims_of(_with_seeds(runs, drawn)) for drawn in set(draws)}
+    values = {name: [claims[drawn][name] for drawn in draws] for name in claims[draws[0]]}
+    return {
+        name: _middle(found)
+        for name, found in values.items()
+        if name not in OF_ALL_RUNS and not any(map(math.isnan, found))
+    }
+
+
+def _with_seeds(runs: Runs, drawn: Sequence[int]) -> Runs:
+    """What was played with one seed alone stays as it is."""
+    by_seed: dict[tuple[str, str, str], dict[int, Figures]] = {}
+    for run, figures in runs.items():
+        by_seed.setdefault((run.scenario, run.profile, run.law), {})[run.seed] = figures
+    return {
+        Run(*names, number): own[seed]
+        for names, own in by_seed.items()
+        for number, seed in enumerate(drawn if len(own) > 1 else own, start=1)
+    }
+
+
+def _middle(values: Iterable[float]) -> tuple[float, float]:
+    """Where the middle 95 % of them lie."""
+    known = sorted(values)
+    return known[int(0.025 * len(known))], known[int(0.975 * len(known))]
 
 
 def _fault_claims(runs: Runs) -> dict[str, float]:

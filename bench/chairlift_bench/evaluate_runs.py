@@ -11,6 +11,7 @@ from typing import Final
 
 from chairlift_bench.evaluate_figures import Figures, figures_of
 from chairlift_bench.evaluate_laws import Aimd, Fixed, Gradient2, Pang, PerReplica
+from chairlift_bench.evaluate_planners import BAND_BRAKES, Band, Dynamo
 from chairlift_bench.evaluate_scalers import Always, HpaKv, HpaQueue, Scaled, WithHeadroom, Wva
 from chairlift_bench.evaluate_scenarios import (
     KV_TOKENS,
@@ -39,6 +40,11 @@ class Run:
     profile: str
     law: str
     seed: int
+
+    @property
+    def cost_s(self) -> float:
+        """About, in seconds of a core."""
+        return COST_S[re.split("[@-]", self.scenario)[0]] * COST_ON[self.profile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,16 @@ KNOB_LAWS: Final = {
 SCALERS: Final = {
     "hpa kv": ("hpa kv 0.8", "hpa kv 0.4", "hpa kv 0.2"),
     "wva": ("wva 5", "wva 10", "wva 2"),
+    "dynamo": ("dynamo 180", "dynamo 60", "dynamo 30"),
+    "s-band": ("s-band 0.55/0.4", "s-band 0.75/0.55", "s-band 0.9/0.7"),
 }
+# About what a run takes, in seconds of a core, by how its scenario's name begins, and how many
+# times that on other hardware: for the order of runs and to say how long the rest takes.
+COST_S: Final = {
+    "S12": 55, "S11": 6, "S10": 7, "S1": 5, "S2": 6, "S3": 3, "S4": 22, "S5": 16, "S6": 6, "S7": 13,
+    "S8": 10, "S9": 14,
+}  # fmt: skip
+COST_ON: Final = {"reference": 1.0, "fast": 1.8, "slow": 0.75}
 HELD_OUT_SEED: Final = 0  # no other run has it
 WANTED_SHARE: Final = 0.95
 
@@ -209,12 +224,25 @@ def law_of(name: str, setup: Setup) -> Law:
         )
     if kind == "gradient2":
         return PerReplica(pool, Gradient2(int(value)))
-    if kind == "replicas":
-        return Scaled(pool, ours, Always(int(value)), stabilised=False)
-    if kind == "wva":
-        return Scaled(pool, ours, Wva(value), stabilised=False)
-    if rest.startswith("queue"):
-        return Scaled(pool, ours, HpaQueue(value))
-    if rest.startswith("kv"):
-        return Scaled(pool, ours, HpaKv(value))
+    return _scaled(name, setup)
+
+
+def _scaled(name: str, setup: Setup) -> Law:
+    """Our knobs with somebody else's count."""
+    pool, slo, ours = setup.pool, setup.pool.spec.interactive.slo, ChairliftLaw(setup.pool)
+    *family, rest = name.split()
+    values = [float(value) for value in rest.split("/")]
+    match family:
+        case ["replicas"]:
+            return Scaled(pool, ours, Always(int(*values)), brakes=None)
+        case ["wva"]:
+            return Scaled(pool, ours, Wva(*values), brakes=None)
+        case ["dynamo"]:
+            return Scaled(pool, ours, Dynamo(setup.costs, slo, *values), brakes=None)
+        case ["s-band"]:
+            return Scaled(pool, ours, Band(slo, *values), BAND_BRAKES)
+        case ["hpa", "queue"]:
+            return Scaled(pool, ours, HpaQueue(*values))
+        case ["hpa", "kv"]:
+            return Scaled(pool, ours, HpaKv(*values))
     raise ValueError(f"no law is called {name!r}")

@@ -1,12 +1,14 @@
 """What the controller's count of replicas is measured against: the usual autoscalers.
 
 Each counts beside a knob law, which is the operator's own, so that only the count differs. Pure
-functions of the same snapshots behind the simulation's `Law`.
+functions of the same snapshots behind the simulation's `Law`. Those that model latency are in
+`evaluate_planners`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -19,30 +21,77 @@ from chairlift_simulation.laws import ChairliftLaw, Law, Ruled
 
 INTERACTIVE = RequestClass.INTERACTIVE
 SYNC_S: Final = 15.0  # an autoscaler's period
-DOWN_WINDOW_S: Final = 300.0
+KEEP_S: Final = 300.0  # the longest window that any of them looks at
 
 
 @dataclass(frozen=True, slots=True)
-class ScalerState:
-    knobs: Any
-    asked: tuple[tuple[float, int], ...] = ()
-    synced_at_s: float = -math.inf
+class Seen:
+    """What an autoscaler sees at one moment. serving: samples of those that are ready, by name.
+
+    supply: replicas that are there or start. num_received: requests since the start, ever rising.
+    """
+
+    at_s: float
+    serving: Mapping[str, EngineSample]
+    supply: int
+    num_held: float = 0.0
+    num_received: float = 0.0
+
+    @property
+    def num_ready(self) -> int:
+        return len(self.serving)
 
 
 class CountRule(Protocol):
-    def wanted(self, serving: list[EngineSample], num_held: float, supply: int, ready: int) -> int:
-        """How many replicas; supply: of which so many are there or start."""
+    def wanted(self, seen: Sequence[Seen]) -> int:
+        """How many replicas. seen: of the last KEEP_S, now last."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
+class Brakes:
+    """What an HPA makes of a count: its stabilisation windows and its policies.
+
+    growth_s: in so many seconds a pool may at most double, or grow by four. shrink_s: in so many
+    one replica may go; 0: as many as the window lets.
+    """
+
+    up_window_s: float = 0.0
+    down_window_s: float = KEEP_S
+    growth_s: float = SYNC_S
+    shrink_s: float = 0.0
+
+    def count(self, seen: Sequence[Seen], asked: Sequence[tuple[float, int]]) -> int:
+        """asked: times and counts wanted of the last KEEP_S, now last."""
+        now = seen[-1]
+        most = min(n for at_s, n in asked if at_s >= now.at_s - self.up_window_s)
+        least = max(n for at_s, n in asked if at_s > now.at_s - self.down_window_s)
+        count = min(max(now.supply, most), least)
+        first = next(s.supply for s in seen if s.at_s > now.at_s - self.growth_s)
+        count = min(count, max(2 * first, first + 4))
+        if self.shrink_s:
+            held = max(s.supply for s in seen if s.at_s > now.at_s - self.shrink_s)
+            count = max(count, min(now.supply, held - 1))
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerState:
+    """seen and asked: as `Brakes.count` takes them."""
+
+    knobs: Any
+    seen: tuple[Seen, ...] = ()
+    asked: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Scaled:
-    """A knob law with an autoscaler beside it, with the brakes that a Kubernetes HPA has."""
+    """A knob law with an autoscaler beside it; without brakes for one that has its own."""
 
     pool: InferencePool
     knobs: Law
     count: CountRule
-    stabilised: bool = True
+    brakes: Brakes | None = Brakes()
 
     def start(self) -> ScalerState:
         return ScalerState(self.knobs.start())
@@ -54,21 +103,16 @@ class Scaled:
         )
         state = replace(state, knobs=knobs)
         now_s = snapshot.taken_at_s
-        if now_s - state.synced_at_s < SYNC_S:
+        if state.seen and now_s - state.seen[-1].at_s < SYNC_S:
             return replace(ruled, actions=actions), state
         own = [r for r in snapshot.replicas if r.request_class is INTERACTIVE and r.is_supply]
-        samples = [r.sample for r in own if r.ready and r.sample is not None]
-        held = sum(c.num_held for c in snapshot.gateway.classes if c.request_class is INTERACTIVE)
-        bounds, supply = self.pool.spec.interactive.replicas, len(own)
-        wanted = bounds.clamp(self.count.wanted(samples, held, supply, len(samples)))
-        asked = (*state.asked, (now_s, wanted))
-        asked = tuple(a for a in asked if a[0] > now_s - DOWN_WINDOW_S)
-        state = replace(state, asked=asked, synced_at_s=now_s)
-        if self.stabilised:
-            wanted = min(max(count for _, count in asked), max(2 * supply, supply + 4))
-        if wanted != supply:
-            actions = (*actions, _to_count(self.pool, own, wanted))
-        return replace(ruled, actions=actions), state
+        seen = (*(s for s in state.seen if s.at_s > now_s - KEEP_S), _seen(snapshot, own))
+        wanted = self.pool.spec.interactive.replicas.clamp(self.count.wanted(seen))
+        asked = (*(a for a in state.asked if a[0] > now_s - KEEP_S), (now_s, wanted))
+        count = wanted if self.brakes is None else self.brakes.count(seen, asked)
+        if count != len(own):
+            actions = (*actions, _to_count(self.pool, own, count))
+        return replace(ruled, actions=actions), replace(state, seen=seen, asked=asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +121,11 @@ class HpaQueue:
 
     target: float = 5.0
 
-    def wanted(self, serving: list[EngineSample], num_held: float, supply: int, ready: int) -> int:
-        waiting = sum(s.num_waiting or 0.0 for s in serving) + num_held
-        ratio = waiting / (self.target * supply) if supply else math.inf
-        return supply if abs(ratio - 1) <= 0.1 else math.ceil(waiting / self.target)
+    def wanted(self, seen: Sequence[Seen]) -> int:
+        now = seen[-1]
+        waiting = sum(s.num_waiting or 0.0 for s in now.serving.values()) + now.num_held
+        ratio = waiting / (self.target * now.supply) if now.supply else math.inf
+        return now.supply if abs(ratio - 1) <= 0.1 else math.ceil(waiting / self.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +134,13 @@ class HpaKv:
 
     target: float = 0.8
 
-    def wanted(self, serving: list[EngineSample], num_held: float, supply: int, ready: int) -> int:
-        if not serving:
-            return max(1, supply)
-        ratio = sum(s.kv_usage or 0.0 for s in serving) / supply / self.target
-        return supply if abs(ratio - 1) <= 0.1 else math.ceil(supply * ratio)
+    def wanted(self, seen: Sequence[Seen]) -> int:
+        now = seen[-1]
+        if not now.serving:
+            return max(1, now.supply)
+        used = sum(s.kv_usage or 0.0 for s in now.serving.values())
+        ratio = used / now.supply / self.target
+        return now.supply if abs(ratio - 1) <= 0.1 else math.ceil(now.supply * ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +152,12 @@ class Wva:
 
     queue: float = 5.0
 
-    def wanted(self, serving: list[EngineSample], num_held: float, supply: int, ready: int) -> int:
-        if ready < supply or not serving:
+    def wanted(self, seen: Sequence[Seen]) -> int:
+        now, supply = seen[-1], seen[-1].supply
+        if now.num_ready < supply or not now.serving:
             return supply  # not while replicas start
-        usage = [s.kv_usage or 0.0 for s in serving]
-        queue = [s.num_waiting or 0.0 for s in serving]
+        usage = [s.kv_usage or 0.0 for s in now.serving.values()]
+        queue = [s.num_waiting or 0.0 for s in now.serving.values()]
         calm = [k for k, q in zip(usage, queue, strict=True) if k <= 0.8 and q <= self.queue]
         spare_kv = sum(0.8 - k for k in calm) / len(calm) if calm else 0.0
         mean_queue = sum(queue) / len(queue)
@@ -126,7 +174,7 @@ class Wva:
 class Always:
     num_replicas: int
 
-    def wanted(self, serving: list[EngineSample], num_held: float, supply: int, ready: int) -> int:
+    def wanted(self, seen: Sequence[Seen]) -> int:
         return self.num_replicas
 
 
@@ -150,6 +198,17 @@ class WithHeadroom:
         )
         gateway = replace(snapshot.gateway, classes=classes)
         return self.plan.rule(replace(snapshot, gateway=gateway), state)
+
+
+def _seen(snapshot: Snapshot, own: Sequence[ReplicaSnapshot]) -> Seen:
+    classes = [c for c in snapshot.gateway.classes if c.request_class is INTERACTIVE]
+    return Seen(
+        snapshot.taken_at_s,
+        {r.name: r.sample for r in own if r.ready and r.sample is not None},
+        len(own),
+        sum(c.num_held for c in classes),
+        sum(c.num_received for c in classes),
+    )
 
 
 def _to_count(pool: InferencePool, own: list[ReplicaSnapshot], count: int) -> SetReplicas:

@@ -114,15 +114,18 @@ def costs_of(profile: Profile) -> StepCosts:
 
 
 def carried_per_s(costs: StepCosts, arrivals: Sequence[Arrival]) -> float:
-    """Requests a second of one replica in the objectives, every prompt token computed.
-
-    In balance each decode comes with so many prompt tokens as it takes to replace its request:
-    as many decodes as steps of the target's length hold, or memory.
-    """
+    """Requests a second of one replica in the objectives, every prompt token computed."""
     lengths = Lengths(
         sum(a.prompt_tokens for a in arrivals) / len(arrivals),
         sum(a.output_tokens for a in arrivals) / len(arrivals),
     )
+    return lengths_carried_per_s(costs, lengths)
+
+
+def lengths_carried_per_s(costs: StepCosts, lengths: Lengths) -> float:
+    """In balance each decode comes with so many prompt tokens as it takes to replace its request:
+    as many decodes as steps of the target's length hold, or memory.
+    """
     context, per_decode = lengths.context_tokens, lengths.prompt_tokens / lengths.output_tokens
     slo = parse_pool(_POOL).spec.interactive.slo
     target_s = law.MARGIN * slo.inter_token_latency.threshold_s

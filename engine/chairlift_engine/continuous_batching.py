@@ -20,6 +20,7 @@ from chairlift_engine.residency import BATCH, INTERACTIVE, Residency
 from chairlift_engine.runner import ScheduledChunk
 from chairlift_engine.tenancy import OUTPUT_COST
 from chairlift_engine.yielding import grow
+from chairlift_protocol.wire import RequestClass
 
 
 class ContinuousBatching:
@@ -79,13 +80,21 @@ class ContinuousBatching:
         passed: list[Request] = []
         may_admit = self._guarantee.plan(draft, now_s, passed)
         num_due = len(passed)
-        prompts = PromptPass(residency, admission, draft, INTERACTIVE, passed)
-        prompts.run(may_admit)
-        self._guarantee.num_interactive_starts += prompts.num_started
-        draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
-        # What an interactive request waits for is not given to batch work.
-        may_admit = may_admit and len(passed) == num_due
-        PromptPass(residency, admission, draft, BATCH, passed).run(may_admit)
+        # Most steps of a calm engine hold no prompt: they should cost no pass.
+        if self._has_prompts(INTERACTIVE):
+            prompts = PromptPass(residency, admission, draft, INTERACTIVE, passed)
+            prompts.run(may_admit)
+            self._guarantee.num_interactive_starts += prompts.num_started
+        if self._has_prompts(BATCH):
+            draft.budget_tokens = min(draft.budget_tokens, self._batch_tokens_left(draft))
+            # What an interactive request waits for is not given to batch work.
+            may_admit = may_admit and len(passed) == num_due
+            PromptPass(residency, admission, draft, BATCH, passed).run(may_admit)
+
+    def _has_prompts(self, request_class: RequestClass) -> bool:
+        """Whether any wait or have begun."""
+        residency = self._residency
+        return residency.num_waiting[request_class] > 0 or bool(residency.prefilling[request_class])
 
     def _batch_tokens_left(self, draft: Draft) -> int:
         residency, policy = self._residency, self._residency.policy

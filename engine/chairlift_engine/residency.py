@@ -246,6 +246,8 @@ class Residency:
         )
 
     def _oldest_arrival_s(self, request_class: RequestClass) -> float | None:
+        if not self.num_waiting[request_class]:
+            return None
         accounts = self.tenants.ledgers[request_class].active.values()
         return min((r.arrival_s for a in accounts for r in a.heads), default=None)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift_bench.evaluate_claims import Mean, claims_of, hours_at, normalised
+from chairlift_bench.evaluate import time_left_s
+from chairlift_bench.evaluate_claims import Mean, claims_of, hours_at, intervals_of, normalised
 from chairlift_bench.evaluate_faults import DURATION_S, Distortion, FaultKind
 from chairlift_bench.evaluate_figures import Figures, reversals, settle_s
 from chairlift_bench.evaluate_laws import Aimd, Fixed, PerReplica
+from chairlift_bench.evaluate_report import write_report
 from chairlift_bench.evaluate_runs import (
     OURS,
     SIZES,
@@ -24,7 +27,7 @@ from chairlift_bench.evaluate_runs import (
     runs_of,
     tuning_runs,
 )
-from chairlift_bench.evaluate_scalers import HpaKv, HpaQueue, Wva
+from chairlift_bench.evaluate_scalers import HpaKv, HpaQueue, Seen, Wva
 from chairlift_bench.evaluate_scenarios import (
     PROFILES,
     all_scenarios,
@@ -117,6 +120,56 @@ def test_a_mean_without_spread_has_no_interval_and_one_with_it_has() -> None:
     assert spread.low < spread.mean == 3.0 < spread.high
 
 
+def goodputs(by_seed: dict[int, tuple[float, float]]) -> dict[Run, Figures]:
+    """Of our law and of the best fixed setting."""
+    return {
+        Run("S2@1", "reference", law, seed): replace(BLANK, goodput_per_s=goodput)
+        for seed, both in by_seed.items()
+        for law, goodput in zip((OURS, "static 1/64"), both, strict=True)
+    }
+
+
+def test_intervals_of_claims_pair_laws_by_seed() -> None:
+    alike = intervals_of(goodputs({1: (1, 2), 2: (10, 20), 3: (100, 200)}))
+    assert alike["goodput_vs_oracle"] == (0.5, 0.5)
+    apart = intervals_of(goodputs({1: (1, 2), 2: (2, 2), 3: (3, 2)}))
+    assert apart["goodput_vs_oracle"] == (0.5, 1.5)
+    many = intervals_of(goodputs({seed: (seed, 10) for seed in range(1, 21)}))
+    low, high = many["goodput_vs_oracle"]
+    assert 0.7 < low < 0.9 < 1.2 < high < 1.4
+    assert not {"settle_cold_s", "unsafe_actions"} & set(many)  # unknown; not of seeds
+
+
+def test_one_seed_has_no_interval_and_what_has_one_stays_beside_others() -> None:
+    assert intervals_of(goodputs({1: (1, 2)})) == {}
+    hours = {OURS: 1.0, "hpa queue 5": 2.0}
+    once = {
+        Run("S12", "reference", law, 1): replace(BLANK, replica_hours=h) for law, h in hours.items()
+    }
+    found = intervals_of({**once, **goodputs({1: (1, 2), 2: (2, 2), 3: (3, 2)})})
+    assert found["replica_hours_vs_hpa_queue"] == (0.5, 0.5)
+    assert found["goodput_vs_oracle"] == (0.5, 1.5)
+
+
+def test_the_page_tells_an_interval_or_that_there_was_one_seed(tmp_path: Path) -> None:
+    for by_seed, cell in (
+        ({1: (1.0, 2.0)}, "| `goodput_vs_oracle` | 0.5 | one seed |"),
+        ({1: (1.0, 2.0), 2: (2.0, 2.0)}, "| `goodput_vs_oracle` | 0.75 | 0.5 to 1 |"),
+    ):
+        runs = goodputs(by_seed)
+        path = write_report(tmp_path, SIZES["quick"], runs, claims_of(runs), intervals_of(runs))
+        assert cell in path.read_text(encoding="utf-8")
+
+
+def test_the_time_left_is_weighed_by_what_runs_cost() -> None:
+    long, short = (Run(name, "reference", OURS, 1) for name in ("S12", "S3"))
+    runs = [long, *(replace(short, seed=seed) for seed in range(11))]
+    assert time_left_s(50.0, [long], runs) == pytest.approx(50.0 * 11 * short.cost_s / long.cost_s)
+    assert time_left_s(50.0, [long], runs) < 50.0  # eleven short ones are no eleven long ones
+    assert time_left_s(120.0, runs, runs) == 0.0
+    assert all(r.cost_s > 0 for size in SIZES.values() for r in runs_of(size, best_settings({})))
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_what_a_replica_carries_follows_its_hardware(profile: str) -> None:
     own = carried_per_s(costs_of(Profile.parse(profile)), SOME)
@@ -186,18 +239,20 @@ def test_a_fault_begins_ends_and_hides_what_it_says(kind: FaultKind) -> None:
             assert first.sample is not None and first.sample.num_steps == 0.0
 
 
-def waiting(*queues: float, kv: float = 0.1) -> list[EngineSample]:
-    return [EngineSample(num_waiting=queue, kv_usage=kv) for queue in queues]
+def waiting(*queues: float, supply: int = 2, kv: float = 0.1) -> list[Seen]:
+    """Of one moment."""
+    samples = [EngineSample(num_waiting=queue, kv_usage=kv) for queue in queues]
+    return [Seen(0.0, {f"interactive-{i}": s for i, s in enumerate(samples)}, supply)]
 
 
 def test_autoscalers_follow_their_formulas() -> None:
-    assert HpaQueue(5).wanted(waiting(10, 10), 0, 2, 2) == 4
-    assert HpaQueue(5).wanted(waiting(5, 5.4), 0, 2, 2) == 2
-    assert HpaQueue(5).wanted(waiting(0, 0), 0, 2, 2) == 0
-    assert HpaKv(0.8).wanted(waiting(0, 0, kv=0.95), 0, 2, 2) == 3
-    assert Wva().wanted(waiting(9, 9), 0, 2, 2) == 3
-    assert Wva().wanted(waiting(0, 0), 0, 2, 2) == 1
-    assert Wva().wanted(waiting(0), 0, 2, 1) == 2
+    assert HpaQueue(5).wanted(waiting(10, 10)) == 4
+    assert HpaQueue(5).wanted(waiting(5, 5.4)) == 2
+    assert HpaQueue(5).wanted(waiting(0, 0)) == 0
+    assert HpaKv(0.8).wanted(waiting(0, 0, kv=0.95)) == 3
+    assert Wva().wanted(waiting(9, 9)) == 3
+    assert Wva().wanted(waiting(0, 0)) == 1
+    assert Wva().wanted(waiting(0)) == 2
 
 
 def test_a_fixed_law_says_it_once_and_aimd_cuts_when_too_much_is_late() -> None:
