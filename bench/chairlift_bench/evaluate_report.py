@@ -23,6 +23,7 @@ from chairlift_bench.evaluate_claims import (
     laws_in,
     normalised,
     of_law,
+    scaling_in,
     settled_s,
 )
 from chairlift_bench.evaluate_figures import Figures
@@ -106,6 +107,10 @@ def _page(
     yield ""
     yield from _claims(claims, intervals)
     yield ""
+    if len(scaling := scaling_in(runs)) > 1:
+        yield f"All of {', '.join(scaling)}, each law with one setting for all of them:"
+        yield ""
+        yield from _hours(runs, scaling)
     yield f"![goodput by law, over the best fixed setting]({GOODPUT})"
     yield ""
     yield f"![attainment and replica-hours]({REPLICAS})"
@@ -118,7 +123,7 @@ def _page(
         columns = KNOBS
         if name in SCALING:
             columns = COUNTS
-            yield from _hours(runs, name)
+            yield from _hours(runs, [name])
         elif name.startswith(("S8", "S10")):
             columns = FAULTS
         for profile in sorted({r.profile for r in runs if r.scenario == name}):
@@ -139,12 +144,12 @@ def _claims(claims: Mapping[str, float], intervals: Intervals) -> Iterator[str]:
         yield f"| `{name}` | {measured} | {interval} | {PROMISED.get(name, '')} |"
 
 
-def _hours(runs: Runs, scenario: str) -> Iterator[str]:
+def _hours(runs: Runs, scenarios: list[str]) -> Iterator[str]:
     for family, named in (
         (HPA_QUEUE, "an HPA on the queue"),
         (STATIC_COUNT, "a pool of the same size all the time"),
     ):
-        ratio, share = hours_ratio(runs, scenario, family)
+        ratio, share = hours_ratio(runs, scenarios, family)
         if not math.isfinite(ratio):
             continue
         wins = "" if ratio <= 1 else f": {named} wins here"
@@ -208,7 +213,7 @@ def _goodput(runs: Runs) -> Figure:
 
 
 def _replicas(runs: Runs) -> Figure:
-    scenarios = [s for s in SCALING if any(r.scenario == s for r in runs)]
+    scenarios = scaling_in(runs)
     with matplotlib.rc_context(STYLE):
         count = max(1, len(scenarios))
         figure = Figure(figsize=(5.0 * count, 4.2), facecolor="white", layout="constrained")
@@ -228,7 +233,7 @@ def _frontiers(axes: Axes, runs: Runs, scenario: str) -> None:
             (hours, 100 * share, law)
             for share, hours, law in frontier(
                 runs,
-                scenario,
+                [scenario],
                 lambda law, family=family: law.startswith(family),  # type: ignore[misc]
             )
         )

@@ -93,7 +93,10 @@ SCALING: Final = ("S4", "S5", "S9", "S12")
 # What is asked is whether one law copes, not which setting is best: a few to compare with.
 FEW_SETTINGS: Final = ("S7", "S11")
 FEW: Final = (DEFAULT, "static 256/512", "static 256/768")
-ONCE_LAWS: Final = (OURS, "ours x1.2", "hpa queue 5", "hpa queue 20", "replicas 3", "replicas 4")
+ONCE_LAWS: Final = (
+    OURS, "ours x1.2", "ours x1.4", "hpa queue 1", "hpa queue 5", "hpa queue 20",
+    "replicas 3", "replicas 4",
+)  # fmt: skip
 # Settings of each baseline; the first serves where nothing is tuned. HPA on the queue is played
 # with several, since hours are compared at equal attainment.
 KNOB_LAWS: Final = {

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift_bench.evaluate import time_left_s
-from chairlift_bench.evaluate_claims import Mean, claims_of, hours_at, intervals_of, normalised
+from chairlift_bench.evaluate_claims import (
+    HPA_QUEUE,
+    Mean,
+    claims_of,
+    hours_at,
+    hours_ratio,
+    intervals_of,
+    normalised,
+)
 from chairlift_bench.evaluate_faults import DURATION_S, Distortion, FaultKind
 from chairlift_bench.evaluate_figures import Figures, reversals, settle_s
 from chairlift_bench.evaluate_laws import Aimd, Fixed, PerReplica
@@ -85,6 +93,25 @@ def test_hours_for_an_attainment_lie_between_settings_that_were_tried(
 
 def test_hours_are_interpolated_between_neighbours() -> None:
     assert hours_at([(0.9, 2.0), (1.0, 4.0)], 0.95) == pytest.approx(3.0)
+
+
+def test_hours_of_several_scenarios_are_those_of_one_setting_for_all_of_them() -> None:
+    """A setting that is lucky in one is not compared without what it costs in the other."""
+    shares_and_hours = {
+        ("S4", OURS): (1.0, 2.0),
+        ("S5", OURS): (0.9, 2.0),
+        ("S4", "hpa queue 1"): (0.9, 6.0),
+        ("S5", "hpa queue 1"): (1.0, 1.0),
+        ("S4", "hpa queue 5"): (1.0, 3.0),
+    }
+    runs = {
+        Run(scenario, "reference", law, 1): replace(BLANK, good_share=share, replica_hours=hours)
+        for (scenario, law), (share, hours) in shares_and_hours.items()
+    }
+    assert hours_ratio(runs, ["S4"], HPA_QUEUE) == pytest.approx((2.0 / 3.0, 0.95))
+    ratio, share = hours_ratio(runs, ["S4", "S5"], HPA_QUEUE)
+    assert (ratio, share) == pytest.approx((4.0 / 7.0, 0.95))
+    assert claims_of(runs)["replica_hours_vs_hpa_queue"] == ratio
 
 
 def test_goodput_is_compared_with_the_best_fixed_setting_of_the_same_seed() -> None:
