@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chairlift_bench.fuzz_world import World
@@ -103,7 +103,8 @@ def test_tenants_that_wait_are_never_further_apart_than_the_vtc_bound(
     weights = {n: TenantPolicy(c[1], slots=16) for n, c in zip(names, clients, strict=True)}
     w = world(num_blocks=300, batch_size=batch_size, tenants=weights)
     keep_backlogged(w, {n: c[0] for n, c in zip(names, clients, strict=True)}, 80)
-    assert w.fairness.num_compared > 0 and not w.fairness.broken
+    assume(w.fairness.num_compared > 0)  # short requests and many slots: nobody waits
+    assert not w.fairness.broken
 
 
 def test_being_idle_earns_nothing() -> None:
