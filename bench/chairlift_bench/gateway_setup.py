@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import redis
 
@@ -77,21 +77,25 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """others: processes that every way needs, and this one's helpers."""
-
     direct: Measured
     gateway: Measured
     nginx: Measured
-    others: tuple[int, ...]
 
-    def cpu_s(self) -> float:
-        """Of all processes of the benchmark, its own included."""
-        pids = (self.gateway.pid, self.nginx.pid, *self.others)
-        return time.process_time() + sum(process_cpu_s(pid) for pid in pids if pid is not None)
 
-    def busy_share(self, before_s: float, passed_s: float) -> float:
-        """Of all cores, since `cpu_s` was before_s."""
-        return (self.cpu_s() - before_s) / passed_s / (os.cpu_count() or 1)
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """All cores' time so far, in the kernel's ticks: of this machine, whoever used it."""
+
+    idle: int
+    total: int
+
+    @classmethod
+    def now(cls) -> Self:
+        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return cls(ticks[3] + ticks[4], sum(ticks))
+
+    def busy_share_since(self, before: Cores) -> float:
+        return 1 - (self.idle - before.idle) / max(1, self.total - before.total)
 
 
 def process_cpu_s(pid: int) -> float:
@@ -122,7 +126,6 @@ def running_ways(folder: Path, step_ms: float) -> Iterator[Ways]:
                 Measured(Target("direct", engine_port), None),
                 Measured(Target("gateway", gateway_port, KEY), gateway.pid),
                 Measured(Target("nginx", nginx_port), proxy.pid),
-                (engine.pid,),
             )
 
 

@@ -41,12 +41,14 @@ class Replica:
 class Demand:
     """What is known of a request before an engine has seen it.
 
-    prefix: what its prompt is known by (`prefixes`), None where it has no like.
+    prefix: what its prompt is known by (`prefixes`), None where it has no like. is_whole: its
+    answer comes at once, so that its first token is not seen.
     """
 
     request_class: RequestClass
     prompt_tokens: int = 0
     prefix: int | None = None
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

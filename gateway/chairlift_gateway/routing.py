@@ -36,6 +36,7 @@ class Ticket:
     replica: Replica
     request_class: RequestClass
     queued_tokens: int
+    is_whole: bool
 
 
 @dataclass(slots=True)
@@ -67,6 +68,16 @@ class _Account:
     def begun(self, ticket: Ticket) -> None:
         self.queued_tokens[ticket.request_class] -= ticket.queued_tokens
         ticket.queued_tokens = 0
+
+    def begun_at_least(self, waiting_tokens: int) -> None:
+        """No more than that waits there, so the oldest of ours whose tokens we do not see began."""
+        whole = [each for each in self.tickets if each.is_whole and each.queued_tokens]
+        excess = sum(each.queued_tokens for each in whole) - waiting_tokens
+        for ticket in whole:
+            if excess <= 0:
+                return
+            excess -= ticket.queued_tokens
+            self.begun(ticket)
 
     def tokens_before(self, request_class: RequestClass) -> int:
         """Of our prompts that come before one of this class, or with it."""
@@ -109,13 +120,22 @@ class Router:
         return changed
 
     def demand(
-        self, request_class: RequestClass, prompt_tokens: int, prefix_names: Sequence[int] = ()
+        self,
+        request_class: RequestClass,
+        prompt_tokens: int,
+        prefix_names: Sequence[int] = (),
+        is_whole: bool = False,
     ) -> Demand:
         """Of one request; to be made once for each, since what it is known by is learnt here."""
-        return Demand(request_class, prompt_tokens, self._partings.own_name(prefix_names))
+        name = self._partings.own_name(prefix_names)
+        return Demand(request_class, prompt_tokens, name, is_whole)
 
     def num_routable(self, request_class: RequestClass, now_s: float) -> int:
         return len(self._serving(request_class, now_s))
+
+    def num_left_out(self, request_class: RequestClass, now_s: float) -> int:
+        """Of those, because they failed."""
+        return sum(each.is_avoided for each in self._candidates(request_class, now_s))
 
     def choose(
         self, demand: Demand, now_s: float, excluding: Replica | None = None
@@ -167,7 +187,8 @@ class Router:
         """Count a request as in flight; every begin is followed by exactly one end."""
         self._turn += 1
         account = self._accounts.setdefault(replica, _Account())
-        ticket = Ticket(replica, demand.request_class, self._uncached_tokens(replica, demand))
+        queued_tokens = self._uncached_tokens(replica, demand)
+        ticket = Ticket(replica, demand.request_class, queued_tokens, demand.is_whole)
         self._remember(replica, demand)
         account.tickets[ticket] = None
         account.queued_tokens[ticket.request_class] += ticket.queued_tokens
@@ -205,6 +226,7 @@ class Router:
         account = self._accounts.get(replica)
         if account is None:
             return  # it left the list while it was asked
+        account.begun_at_least(load.waiting_prefill_tokens)
         stated = load.num_running + load.num_waiting
         account.others = Stated(
             num_requests=max(0, stated - len(account.tickets)),

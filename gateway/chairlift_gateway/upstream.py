@@ -104,6 +104,7 @@ class Upstream:
         self._metrics = metrics
         self._hold_s = hold_s
         self._asked_at_s = float("-inf")
+        metrics.watch_replicas(lambda c: self.router.num_left_out(c, time.monotonic()))
         self._holding = Holding(
             hold_max, lambda c: self.router.num_routable(c, time.monotonic()), metrics
         )
@@ -132,8 +133,12 @@ class Upstream:
 
     def demand(self, request_class: RequestClass, tenant: str, body: bytes) -> Demand:
         """Of one request, to be made once; body: empty where it asks for no tokens."""
-        prompt_tokens = estimate.prompt_tokens(body)
-        return self.router.demand(request_class, prompt_tokens, prefix_names(tenant, body))
+        return self.router.demand(
+            request_class,
+            estimate.prompt_tokens(body),
+            prefix_names(tenant, body),
+            is_whole=not estimate.is_stream(body),
+        )
 
     @asynccontextmanager
     async def exchange(self, call: Call) -> AsyncIterator[Answer]:

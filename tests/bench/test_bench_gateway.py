@@ -11,7 +11,7 @@ import pytest
 
 from chairlift_bench.bench_gateway import Turn, added_ms, figures_of
 from chairlift_bench.gateway_load import Refused, Target, steadily, together
-from chairlift_bench.gateway_setup import process_cpu_s
+from chairlift_bench.gateway_setup import Cores, process_cpu_s
 
 
 @pytest.fixture
@@ -66,3 +66,8 @@ def test_processor_time_of_a_process_is_the_kernels_count() -> None:
     while time.process_time() < end_s:
         pass
     assert process_cpu_s(os.getpid()) == pytest.approx(time.process_time(), abs=0.1)
+
+
+def test_cores_are_as_busy_as_the_time_that_was_not_idle() -> None:
+    assert Cores(350, 1200).busy_share_since(Cores(300, 1000)) == 0.75
+    assert Cores.now().busy_share_since(Cores.now()) <= 1

@@ -273,6 +273,7 @@ async def test_a_replica_that_keeps_failing_is_out_until_a_probe_finds_it_answer
         async with gateway.post() as answer:
             assert answer.status == 200
     assert len(failing.requests) == 1
+    assert (await gateway.samples())["chairlift_gateway_replicas_left_out", "interactive"] == 1
     router.succeeded(replica)
     router.failed(replica, time.monotonic() - 1000)
     router.failed(replica, time.monotonic() - 500)

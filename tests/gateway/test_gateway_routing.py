@@ -82,6 +82,18 @@ def test_a_long_prompt_counts_until_its_first_token_and_its_request_until_the_en
     assert router.choose(ANY, 0.0) == first
 
 
+def test_of_an_answer_that_comes_as_a_whole_the_replica_tells_that_its_prompt_began() -> None:
+    router = router_of(2)
+    first, second = router.replicas
+    old, new = (router.begin(first, Demand(INTERACTIVE, tokens, None, True)) for tokens in (9, 8))
+    stream = router.begin(first, Demand(INTERACTIVE, 7))
+    router.learn(first, load(num_running=2, num_waiting=1, waiting_prefill_tokens=8), 0.0)
+    assert [old.queued_tokens, new.queued_tokens, stream.queued_tokens] == [0, 8, 7]
+    router.learn(second, load(), 0.0)
+    router.learn(first, load(num_running=3), 0.0)
+    assert [new.queued_tokens, stream.queued_tokens] == [0, 7]
+
+
 def test_batch_prompts_that_wait_are_no_wait_for_interactive_ones() -> None:
     router = router_of(2)
     first, second = router.replicas
