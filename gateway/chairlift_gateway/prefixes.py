@@ -17,7 +17,7 @@ from typing import Final
 from zlib import crc32
 
 BLOCK_BYTES: Final = 2048  # about 500 tokens; less is soon computed again
-MAX_BLOCKS: Final = 16
+MAX_BLOCKS: Final = 64  # what all prompts of an agent have in common is longer than one thinks
 # A block that so many different ones follow is no conversation.
 PARTS_AT: Final = 8
 MAX_REMEMBERED: Final = 8192

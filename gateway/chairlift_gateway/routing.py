@@ -57,9 +57,12 @@ class _Account:
     def is_stated(self, now_s: float) -> bool:
         return now_s - self.stated_at_s <= STATEMENT_FRESH_S
 
+    def is_full(self, max_unstated: int) -> bool:
+        return self.others is None and len(self.tickets) >= max_unstated
+
     def is_routable(self, now_s: float, max_unstated: int) -> bool:
-        is_full = self.others is None and len(self.tickets) >= max_unstated
-        return not is_full and not (self.is_draining and self.is_stated(now_s))
+        is_leaving = self.is_draining and self.is_stated(now_s)
+        return not is_leaving and not self.is_full(max_unstated)
 
     def lends(self, now_s: float) -> bool:
         """Whether batch work may borrow it: it has said so lately."""
@@ -214,12 +217,15 @@ class Router:
         """Its first token came: its prompt does not wait any more."""
         self._accounts[ticket.replica].begun(ticket)
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, ticket: Ticket) -> bool:
+        """Whether a replica that was full takes a request again."""
         account = self._accounts[ticket.replica]
+        was_full = account.is_full(self.max_unstated)
         account.begun(ticket)
         del account.tickets[ticket]
         if not account.tickets and ticket.replica not in self._listed:
             del self._accounts[ticket.replica]
+        return was_full
 
     def learn(self, replica: Replica, load: Load, now_s: float) -> None:
         """Take what the replica states of itself; call it while our requests count as in flight."""

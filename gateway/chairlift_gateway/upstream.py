@@ -149,6 +149,9 @@ class Upstream:
         except Refusal:
             self.router.failed(answer.replica, time.monotonic())
             raise
+        else:
+            if answer.response.status not in BROKEN_STATUSES:
+                self.router.succeeded(answer.replica)
         finally:
             # A response read to its end has given its connection back; any other one is cut.
             answer.response.close()
@@ -186,8 +189,7 @@ class Upstream:
         return answer
 
     def _end(self, ticket: Ticket) -> None:
-        self.router.end(ticket)
-        if self._holding.num_held:
+        if self.router.end(ticket):
             self._holding.release()
 
     def _take_head(self, ticket: Ticket, response: aiohttp.ClientResponse) -> None:
@@ -195,8 +197,6 @@ class Upstream:
         self._learn(ticket.replica, response)
         if response.status in BROKEN_STATUSES:
             self.router.failed(ticket.replica, time.monotonic())
-        else:
-            self.router.succeeded(ticket.replica)
 
     def _goes_elsewhere(
         self, response: aiohttp.ClientResponse, replica: Replica, demand: Demand

@@ -134,13 +134,17 @@ async def test_a_lone_replica_that_died_is_waited_for_by_its_successor(
     start_engine: Any, start_gateway: Any, write_endpoints: Any, unused_url: str
 ) -> None:
     gateway = await start_gateway(SimpleNamespace(name="r0", url=unused_url))
-    asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
-    await gateway.until_sample(1, HELD, "interactive")
-    engine = await start_engine()
-    write_endpoints(engine)
-    async with await asking as answer:
-        assert answer.status == 200
-    assert len(engine.requests) == 1
+    async with asyncio.TaskGroup() as tasks:
+        asking = [
+            tasks.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+            for _ in range(5)
+        ]
+        # That others fail as well is no reason to try the dead one again.
+        await gateway.until_sample(5, HELD, "interactive")
+        engine = await start_engine()
+        write_endpoints(engine)
+    assert [task.result().status for task in asking] == [200] * 5
+    assert len(engine.requests) == 5
 
 
 async def test_a_draining_replicas_503_goes_elsewhere_and_nothing_more_goes_there(
