@@ -50,6 +50,14 @@ bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones b
 bench-quota: $(STAMP) ## tenants' quotas on a real Redis: what they cost, and whether they stay true (ARGS=--requests=N)
 	@$(PY) -m chairlift_bench.bench_quota $(ARGS)
 
+bench-gateway: $(STAMP) ## what the gateway adds to the first token and costs for each chunk, beside nginx (root installs Debian's Redis and nginx; 4 minutes)
+	@tests/gateway/quota/install
+	@bench/install-nginx
+	@$(PY) -m chairlift_bench.bench_gateway $(ARGS)
+
+bench-routing: $(STAMP) ## routing by predicted wait and prefix against random and least-connections (simulated; 10 to 20 minutes; ARGS=--minutes=3)
+	@$(PY) -m chairlift_bench.bench_routing $(ARGS)
+
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
@@ -119,6 +127,7 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-tuning bench-noisy bench-operator bench-quota bench-scheduler bench-simulator bench-fairness bench-longprompt \
+.PHONY: help setup demo bench-demo bench-tuning bench-noisy bench-operator bench-gateway bench-quota bench-routing bench-scheduler bench-simulator \
+	bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
 	crds lint helm test-cluster test-prometheus test-redis e2e images lock clean

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_config(argv)
         source = _open_endpoints(config)
         _check_tenants(config)
-        listener = _listen(config)
+        listener = listen(config)
     except ConfigError as error:
         print(f"chairlift-gateway: {error}", file=sys.stderr)
         return 2
@@ -118,16 +118,20 @@ def _check_tenants(config: GatewayConfig) -> None:
             raise ConfigError(f"--tenants-file: {error}") from error
 
 
-def _listen(config: GatewayConfig) -> socket.socket:
+def listen(config: GatewayConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ConfigError(
             f"--port: cannot listen on {config.host} port {config.port}: {why}; "
             "choose a free one, or 0 to have one picked"
         ) from error
+    # Its connections inherit this; asyncio does not set it on sockets that were made elsewhere, and
+    # without it every token waits until the client has acknowledged the one before.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import Refusal
 from chairlift_gateway.proxy import Proxy, ProxyRoute, Target
 from chairlift_gateway.quota.upkeep import open_keeper
+from chairlift_gateway.routing import Router
 from chairlift_gateway.upstream import Upstream, open_session
 from chairlift_protocol import wire
 
@@ -44,6 +45,11 @@ class Gateway:
         self._changes = changes
         self._is_draining = False
         self.app = self._build_app()
+
+    @property
+    def router(self) -> Router:
+        """What it knows of the replicas."""
+        return self._upstream.router
 
     def begin_drain(self) -> None:
         self._is_draining = True
@@ -103,15 +109,20 @@ async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIt
             wire.RequestClass.INTERACTIVE: config.hold_s,
             wire.RequestClass.BATCH: config.batch_hold_s,
         }
-        upstream = Upstream(source, session, metrics, hold_s=hold_s, hold_max=config.hold_max)
+        upstream = Upstream(
+            source, session, metrics, hold_s=hold_s, hold_max=config.hold_max,
+            max_unstated=config.replica_concurrency,
+        )  # fmt: skip
         upstream.publish(source.latest())
         watching = tasks.create_task(source.watch(upstream.publish))
+        probing = tasks.create_task(upstream.probe())
         try:
             async with _metering(config, metrics) as metering:
                 proxy = Proxy(config, _identification(config), metering, upstream, metrics)
                 yield Gateway(proxy, upstream, metrics, changes)
         finally:
             watching.cancel()
+            probing.cancel()
             await upstream.close()
 
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from chairlift_gateway.quota.connection import RedisAddress, RedisUrlError
 from chairlift_gateway.quota.keeper import OnRedisFailure
+from chairlift_protocol.wire import RequestClass
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -40,7 +41,9 @@ class GatewayConfig:
     hold_s: float = 30.0
     batch_hold_s: float = 600.0  # as long as the openai client waits for an answer
     hold_max: int = 256
+    replica_concurrency: int = 256
     max_body_bytes: int = 10 * 1024 * 1024
+    batch_max_body_bytes: int = 10 * 1024 * 1024
     drain_s: float = 600.0
     log_level: str = "info"
     tenants_path: Path | None = None
@@ -49,6 +52,10 @@ class GatewayConfig:
     redis: RedisAddress | None = None
     quota_pool: str = ""
     on_redis_failure: OnRedisFailure = OnRedisFailure.LOCAL
+
+    def body_limit_bytes(self, request_class: RequestClass) -> int:
+        is_batch = request_class is RequestClass.BATCH
+        return self.batch_max_body_bytes if is_batch else self.max_body_bytes
 
     def __repr__(self) -> str:
         source = self.endpoints_path or self.kubernetes_pool
@@ -73,7 +80,9 @@ def parse_config(argv: Sequence[str] | None) -> GatewayConfig:
         hold_s=args.hold_s,
         batch_hold_s=args.batch_hold_s,
         hold_max=args.hold_max,
+        replica_concurrency=args.replica_concurrency,
         max_body_bytes=args.max_body_bytes,
+        batch_max_body_bytes=args.batch_max_body_bytes,
         drain_s=args.drain_s,
         log_level=args.log_level,
         tenants_path=args.tenants_file,
@@ -133,8 +142,12 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds a batch request may wait for a replica that serves batch work")  # fmt: skip
     add("--hold-max", type=_count, default=default["hold_max"],
         help="requests of each class that may wait so at the same time")  # fmt: skip
+    add("--replica-concurrency", type=_positive, default=default["replica_concurrency"],
+        help="requests at the same time on a replica that never states its load")  # fmt: skip
     add("--max-body-bytes", type=_positive, default=default["max_body_bytes"],
-        help="longest request body taken")  # fmt: skip
+        help="longest body taken of an interactive request")  # fmt: skip
+    add("--batch-max-body-bytes", type=_positive, default=default["batch_max_body_bytes"],
+        help="longest body taken of a batch request")  # fmt: skip
     add("--drain-s", type=_seconds, default=default["drain_s"],
         help="seconds that requests in flight get to finish after SIGTERM")  # fmt: skip
     add("--log-level", choices=LOG_LEVELS, help="least severe level to log")

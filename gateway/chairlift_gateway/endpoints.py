@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from chairlift_gateway.routing import Replica
+from chairlift_gateway.choice import Replica
 from chairlift_protocol.wire import RequestClass
 
 POLL_S = 0.2

@@ -19,8 +19,8 @@ from typing import Any, Final, Self
 
 import aiohttp
 
+from chairlift_gateway.choice import Replica
 from chairlift_gateway.endpoints import EndpointsError
-from chairlift_gateway.routing import Replica
 from chairlift_protocol.wire import RequestClass
 
 logger = logging.getLogger("chairlift_gateway.kubernetes_endpoints")

@@ -8,6 +8,7 @@ and `holding` write; `app` shows it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -162,6 +163,17 @@ class GatewayMetrics:
 
     def count_tenant_refused(self, tenant: str, request_class: RequestClass, why: str) -> None:
         self.tenant_refused.labels(self._named(tenant), request_class.value, why).inc()
+
+    def watch_replicas(self, num_left_out: Callable[[RequestClass], float]) -> None:
+        gauge = Gauge(
+            names.GATEWAY_REPLICAS_OUT,
+            "Replicas that get nothing for a while because they failed.",
+            ["class"],
+            registry=self._registry,
+        )
+        for request_class in RequestClass:
+            read = partial(num_left_out, request_class)
+            gauge.labels(request_class.value).set_function(read)
 
     def watch_quotas(
         self, is_kept: Callable[[], float], num_owed: Callable[[], float],

@@ -167,7 +167,8 @@ class Proxy:
         try:
             if isinstance(arrival.caller, Refusal):
                 raise arrival.caller
-            body = await read_body(scope, receive, self._config.max_body_bytes)
+            limit_bytes = self._config.body_limit_bytes(arrival.request_class)
+            body = await read_body(scope, receive, limit_bytes)
             async with self._metered(arrival, arrival.caller, body, reply) as meter:
                 call = self._call(arrival, scope, body, meter)
                 clock = TokenClock(self._metrics, arrival.request_class, arrival.arrived_s)
@@ -217,7 +218,11 @@ class Proxy:
                 (REQUEST_ID_HEADER, arrival.names.unique),
             ),
             body=body,
-            request_class=arrival.request_class,
+            demand=self._upstream.demand(
+                arrival.request_class,
+                arrival.tenant,
+                body if arrival.target.asks_for_tokens else b"",
+            ),
             received_s=time.monotonic(),
             on_sent=meter.sent,
         )

@@ -60,6 +60,7 @@ GATEWAY_RESPONSES: Final = "chairlift_gateway_responses_total"  # class code; 49
 GATEWAY_IN_FLIGHT: Final = "chairlift_gateway_requests_in_flight"  # class
 GATEWAY_HELD: Final = "chairlift_gateway_requests_held"  # class
 GATEWAY_UPSTREAM_FAILURES: Final = "chairlift_gateway_upstream_failures_total"  # stage
+GATEWAY_REPLICAS_OUT: Final = "chairlift_gateway_replicas_left_out"  # class
 GATEWAY_TENANT_TOKENS: Final = "chairlift_gateway_tenant_tokens_total"  # tenant class
 GATEWAY_TENANT_REFUSED: Final = "chairlift_gateway_tenant_requests_refused_total"  # and reason
 GATEWAY_QUOTA_REDIS_UP: Final = "chairlift_gateway_quota_redis_up"

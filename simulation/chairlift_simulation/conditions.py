@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from chairlift_gateway.routing import Router
 from chairlift_operator.control_loop import TICK_S
 from chairlift_operator.decisions import Action, Decision
 from chairlift_operator.snapshot import Snapshot
@@ -43,7 +44,8 @@ class Conditions:
     policy_delay_s: from a tick until its policies are in force. distort: what the law sees instead
     of what is. restarts_s: when the law forgets everything. first_policy, first_replicas
     (interactive ones): what the pool begins with; the operator's choice and the spec's least by
-    default. tail_s: for how long requests may still end after the last arrival.
+    default. router: how the gateway chooses. tail_s: for how long requests may still end after the
+    last arrival.
     """
 
     hardware: Hardware
@@ -56,12 +58,16 @@ class Conditions:
     first_policy: Callable[[RequestClass], Policy] | None = None
     first_replicas: int | None = None
     keeps_gaps: bool = False
+    router: Callable[[], Router] = Router
     tail_s: float = TAIL_S
 
 
 @dataclass(frozen=True, slots=True)
 class PoolResult:
-    """journeys in the order of their arrival. replica_s: seconds that replicas were held."""
+    """journeys in the order of their arrival. replica_s: seconds that replicas were held.
+
+    prefix_hit_tokens: of the prompts that were started, found in a prefix cache.
+    """
 
     journeys: tuple[Journey, ...]
     ticks: tuple[TickState, ...]
@@ -71,3 +77,4 @@ class PoolResult:
     elapsed_s: float
     replica_s: float
     num_preemptions: int
+    prefix_hit_tokens: int

@@ -96,7 +96,7 @@ class Member:
             num_running=sum(gauges.num_running.values()),
             num_waiting=sum(gauges.num_waiting.values()),
             waiting_prefill_tokens=gauges.waiting_prefill_tokens,
-            free_kv_tokens=0,
+            free_kv_tokens=gauges.num_free_blocks * self.engine.scheduler.capacity.block_tokens,
             lend_share=policy.batch_class_share,
             policy_generation=(policy.generation.term, policy.generation.counter),
             draining=self.is_draining,

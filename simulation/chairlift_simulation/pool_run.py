@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from chairlift_engine.engine import StepReport
 from chairlift_engine.live_policy import StalePolicy
-from chairlift_gateway.routing import Replica
+from chairlift_gateway.choice import Replica
 from chairlift_operator.control_loop import TICK_S
 from chairlift_operator.decisions import Action, Decision, SetPolicy, SetReplicas
 from chairlift_operator.plan import Plan
@@ -50,13 +50,13 @@ class PoolRun:
         self._on_tick = on_tick
         self._events = Events()
         self._fleet = Fleet(pool, conditions.hardware, conditions.seed, conditions.first_policy)
-        self._gateway = VirtualGateway(self._events, self, conditions.hold)
+        self._gateway = VirtualGateway(self._events, self, conditions.hold, conditions.router())
         self._memory: Any = law.start()
         self._tally = Tally(pool.spec.interactive.slo, conditions.keeps_gaps)
         self._ticks: list[TickState] = []
         self._decisions: list[Decision] = []
         self._actions: list[tuple[float, Action]] = []
-        self._num_preemptions = 0
+        self._num_preemptions = self._prefix_hit_tokens = 0
         self._backlog = NO_BACKLOG
         self._num_sent = 0
         self._num_clients = 0  # of the backlog, that wait for an answer
@@ -88,11 +88,11 @@ class PoolRun:
         last_s = max((j.ended_s or 0.0 for j in self._tally.journeys), default=0.0)
         elapsed_s = max(until_s, min(ends_s, last_s))
         for member in self._fleet.members.values():
-            self._num_preemptions += member.counters.num_preemptions
+            self._count(member)
         return PoolResult(
             tuple(self._tally.journeys), tuple(self._ticks), self._tally.seconds,
             tuple(self._decisions), tuple(self._actions), elapsed_s,
-            self._fleet.held_replica_s(elapsed_s), self._num_preemptions,
+            self._fleet.held_replica_s(elapsed_s), self._num_preemptions, self._prefix_hit_tokens,
         )  # fmt: skip
 
     # What the gateway asks for.
@@ -248,8 +248,14 @@ class PoolRun:
                 member.engine.abort(request_id)
 
     def _remove(self, member: Member, now_s: float) -> None:
-        self._num_preemptions += member.counters.num_preemptions
+        self._count(member)
         self._fleet.remove(member, now_s)
+
+    def _count(self, member: Member) -> None:
+        """What it did until now, at its end."""
+        self._num_preemptions += member.counters.num_preemptions
+        if member.engine is not None:
+            self._prefix_hit_tokens += member.gauges.prefix_hit_tokens
 
     def _publish(self, now_s: float) -> None:
         listed = tuple(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from chairlift_gateway.choice import Replica
 from chairlift_gateway.endpoints import EndpointsError, FileEndpoints, parse_endpoints
-from chairlift_gateway.routing import Replica
 from chairlift_protocol.wire import RequestClass
 
 ONE = SimpleNamespace(name="r0", url="http://127.0.0.1:8000")

@@ -134,13 +134,17 @@ async def test_a_lone_replica_that_died_is_waited_for_by_its_successor(
     start_engine: Any, start_gateway: Any, write_endpoints: Any, unused_url: str
 ) -> None:
     gateway = await start_gateway(SimpleNamespace(name="r0", url=unused_url))
-    asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
-    await gateway.until_sample(1, HELD, "interactive")
-    engine = await start_engine()
-    write_endpoints(engine)
-    async with await asking as answer:
-        assert answer.status == 200
-    assert len(engine.requests) == 1
+    async with asyncio.TaskGroup() as tasks:
+        asking = [
+            tasks.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+            for _ in range(5)
+        ]
+        # That others fail as well is no reason to try the dead one again.
+        await gateway.until_sample(5, HELD, "interactive")
+        engine = await start_engine()
+        write_endpoints(engine)
+    assert [task.result().status for task in asking] == [200] * 5
+    assert len(engine.requests) == 5
 
 
 async def test_a_draining_replicas_503_goes_elsewhere_and_nothing_more_goes_there(
@@ -172,7 +176,7 @@ async def test_a_lone_busy_replicas_503_is_the_answer(
     assert len(engine.requests) == 1
 
 
-async def test_requests_spread_by_load_and_see_what_other_gateways_sent(
+async def test_requests_go_where_least_is_stated_and_what_cannot_be_read_is_not_idle(
     start_engine: Any, start_gateway: Any
 ) -> None:
     async def crowded(request: web.Request) -> web.StreamResponse:
@@ -190,7 +194,7 @@ async def test_requests_spread_by_load_and_see_what_other_gateways_sent(
     for _ in range(9):
         async with gateway.post() as answer:
             assert answer.status == 200
-    assert [len(engine.requests) for engine in engines] == [1, 4, 4]
+    assert [len(engine.requests) for engine in engines] == [1, 8, 0]
 
 
 async def test_scaling_up_and_down_under_traffic_never_shows_an_error(
@@ -250,3 +254,94 @@ async def test_a_replica_that_accepts_but_hangs_up_is_not_confused_with_a_client
         )
         async with gateway.post() as answer:
             assert answer.status == 200
+
+
+async def test_a_replica_that_keeps_failing_is_out_until_a_probe_finds_it_answering(
+    start_engine: Any, start_gateway: Any, until: Any
+) -> None:
+    async def crash(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=500, headers=stating())
+
+    async def fine(request: web.Request) -> web.StreamResponse:
+        return web.Response(headers=stating())
+
+    failing, good = await start_engine(crash), await start_engine(fine, name="r1")
+    gateway = await start_gateway(failing, good)
+    router = gateway.gateway.router
+    replica = router.replicas[0]
+    router.failed(replica, time.monotonic() - 1000)
+    router.failed(replica, time.monotonic() - 500)
+    async with gateway.post() as answer:
+        assert answer.status == 500  # the third in a row
+    for _ in range(5):
+        async with gateway.post() as answer:
+            assert answer.status == 200
+    assert len(failing.requests) == 1
+    assert (await gateway.samples())["chairlift_gateway_replicas_left_out", "interactive"] == 1
+    router.succeeded(replica)
+    router.failed(replica, time.monotonic() - 1000)
+    router.failed(replica, time.monotonic() - 500)
+    router.failed(replica, time.monotonic() - 100)
+    failing.handler = fine
+    # Nobody's request finds out, but a probe of its load.
+    await until(lambda: not router.due_for_probe(time.monotonic()))
+    assert len(failing.requests) == 1
+    for _ in range(4):
+        async with gateway.post() as answer:
+            assert answer.status == 200
+    assert len(failing.requests) > 1
+
+
+async def test_a_replica_that_breaks_off_its_answers_is_avoided_as_one_that_gives_none(
+    start_engine: Any, start_gateway: Any, sse: Any, token: Any
+) -> None:
+    async def break_off(request: web.Request) -> web.StreamResponse:
+        response = await sse(request)
+        await response.write(token("a"))
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    bad, good = await start_engine(break_off), await start_engine(name="r1")
+    gateway = await start_gateway(bad, good)
+    async with gateway.post() as answer:
+        assert b"upstream_failed" in await answer.read()
+    for _ in range(3):
+        async with gateway.post() as answer:
+            assert answer.status == 200
+    assert (len(bad.requests), len(good.requests)) == (1, 3)
+
+
+async def test_one_that_states_no_load_gets_only_so_much_at_once_and_the_rest_is_held(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    let_go = asyncio.Event()
+
+    async def wait(request: web.Request) -> web.StreamResponse:
+        await let_go.wait()
+        return web.Response()
+
+    engine = await start_engine(wait)
+    gateway = await start_gateway(engine, replica_concurrency=2)
+    async with asyncio.TaskGroup() as tasks:
+        asking = [
+            tasks.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))
+            for _ in range(5)
+        ]
+        await gateway.until_sample(3, HELD, "interactive")
+        assert len(engine.requests) == 2
+        let_go.set()
+    assert [task.result().status for task in asking] == [200] * 5
+
+
+async def test_requests_of_one_conversation_go_to_one_replica(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    engines = [await start_engine(name=f"r{i}") for i in range(3)]
+    gateway = await start_gateway(*engines)
+    history = "I have a question. " * 200
+    for _ in range(6):
+        async with gateway.post(json={"messages": [{"content": history}]}, data=None) as answer:
+            assert answer.status == 200
+        history += "And another one. " * 50
+    assert sorted(len(engine.requests) for engine in engines) == [0, 0, 6]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from chairlift_gateway.choice import Replica
 from chairlift_gateway.endpoints import EndpointsError
 from chairlift_gateway.kubernetes_endpoints import ApiAccess, KubernetesEndpoints, replicas_of
-from chairlift_gateway.routing import Replica
 from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]

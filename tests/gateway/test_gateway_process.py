@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from chairlift_gateway.__main__ import main
+from chairlift_gateway.__main__ import listen, main
 from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
 
 DONE = b"data: [DONE]\n\n"
@@ -56,6 +56,16 @@ async def running(arguments: list[str]) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def test_no_token_waits_for_the_client_to_acknowledge_the_one_before(
+    arguments: list[str],
+) -> None:
+    with listen(parse_config(["--port", "0", *arguments])) as listener:
+        with socket.create_connection(listener.getsockname()):
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def until_refused(url: str) -> None:

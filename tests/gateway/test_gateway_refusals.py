@@ -60,6 +60,18 @@ async def test_a_body_over_the_bound_is_refused_with_the_bound_and_the_connectio
     assert samples["chairlift_gateway_responses_total", "interactive", "413"] == 1
 
 
+async def test_each_class_has_its_own_longest_body(start_engine: Any, start_gateway: Any) -> None:
+    gateway = await start_gateway(
+        await start_engine(), max_body_bytes=1000, batch_max_body_bytes=5000
+    )
+    statuses = {}
+    for path in ("/v1/completions", "/batch/v1/completions"):
+        for num_bytes in (900, 4000, 6000):
+            async with gateway.post(path, data=b"x" * num_bytes) as answer:
+                statuses[path, num_bytes] = answer.status
+    assert list(statuses.values()) == [200, 413, 413, 200, 200, 413]
+
+
 async def test_health_follows_the_list_of_replicas_and_the_drain(
     start_engine: Any, start_gateway: Any, write_endpoints: Any
 ) -> None:

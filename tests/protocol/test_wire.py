@@ -76,6 +76,7 @@ PUBLISHED = {
     "GATEWAY_IN_FLIGHT": "chairlift_gateway_requests_in_flight",
     "GATEWAY_HELD": "chairlift_gateway_requests_held",
     "GATEWAY_UPSTREAM_FAILURES": "chairlift_gateway_upstream_failures_total",
+    "GATEWAY_REPLICAS_OUT": "chairlift_gateway_replicas_left_out",
     "GATEWAY_TENANT_TOKENS": "chairlift_gateway_tenant_tokens_total",
     "GATEWAY_TENANT_REFUSED": "chairlift_gateway_tenant_requests_refused_total",
     "GATEWAY_QUOTA_REDIS_UP": "chairlift_gateway_quota_redis_up",
