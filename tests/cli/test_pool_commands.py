@@ -47,11 +47,11 @@ def test_all_that_is_wrong_is_said_and_the_other_files_are_looked_at(
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(
-        "apiVersion: chairlift.dev/v1alpha1\nkind: InferencePool\nspec: {quotas: {}}\n"
+        "apiVersion: chairlift.dev/v1alpha1\nkind: InferencePool\nspec: {tenancy: {}}\n"
     )
     assert main(["validate", "-f", str(wrong), "-f", str(EXAMPLES[0])]) == 2
     seen = capsys.readouterr()
-    assert "metadata: is missing" in seen.err and "spec.quotas: is not a field here" in seen.err
+    assert "metadata: is missing" in seen.err and "spec.tenancy: is not a field here" in seen.err
     assert f"{EXAMPLES[0]}: InferencePool chat is valid" in seen.out
 
 
