@@ -35,6 +35,7 @@ from chairlift_operator.kube.settings import (
     Settings,
 )
 from chairlift_operator.kube.starting import until_served
+from chairlift_operator.kube.tenancy_start import start_tenancy
 from chairlift_operator.kube.tools import Tools
 from chairlift_operator.kube.watching import PoolKey, Reflector, Store
 
@@ -94,16 +95,21 @@ class Operator:
                     tasks.create_task(listening.run())
                     polling = Polling(session, clock, self.metrics.count_answer)
                     tasks.create_task(polling.run())
+                    guarded = api.guarded_by(lease.is_held)
+                    tenancy = start_tenancy(
+                        guarded, lease, stores, settings, self._pools, clock, self.wake, tasks
+                    )
                     tools = Tools(
-                        api=api.guarded_by(lease.is_held),
+                        api=guarded,
                         session=session,
                         stores=stores,
-                        settings=self._settings,
+                        settings=settings,
                         now_s=clock,
                         listening=listening,
                         on_plan=self.metrics.count_plan,
                         polling=polling,
                         on_snapshot=self.metrics.count_snapshot,
+                        tenancy=tenancy,
                     )
                     await self._lead(lease, tools, tasks)
             finally:

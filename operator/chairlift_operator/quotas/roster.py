@@ -14,7 +14,7 @@ from typing import Final
 from chairlift_operator.decisions import Condition, Truth
 from chairlift_operator.quota_spec import TenantQuotaSpec
 from chairlift_operator.quotas.key_secrets import KeyTrouble, SecretKeys
-from chairlift_protocol.quota import Limits, default_holder, holder_of
+from chairlift_protocol.quota import DEFAULT_TENANT, Limits, default_holder, holder_of
 from chairlift_protocol.wire import RequestClass
 
 ACCEPTED: Final = "Accepted"
@@ -55,6 +55,7 @@ class Roster:
     def holders(self) -> tuple[str, ...]:
         """Who has an account that tells what a quota's tenant uses."""
         known = {verdict.tenant for verdict in self.verdicts.values() if verdict.tenant}
+        known.discard(DEFAULT_TENANT)
         return tuple(holder_of(tenant, c) for tenant in sorted(known) for c in RequestClass)
 
 
@@ -84,6 +85,16 @@ def roster_of(claims: Sequence[Claim], secrets: Mapping[str, SecretKeys | None])
         accepted = Condition(ACCEPTED, Truth.TRUE, "Followed", told)
         verdicts[claim.name] = Verdict(accepted, keys.add(spec, secrets), spec.tenant)
     return Roster(limits, keys.document(), verdicts)
+
+
+def all_refused(claims: Sequence[Claim], reason: str, message: str) -> Mapping[str, Verdict]:
+    """Quotas of a pool that has none in force; one that is wrong in itself is told that first."""
+    return {
+        claim.name: _refused("Refused", claim.trouble)
+        if claim.spec is None
+        else _refused(reason, message)
+        for claim in claims
+    }
 
 
 def _refused(reason: str, message: str) -> Verdict:
