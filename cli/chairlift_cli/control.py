@@ -6,7 +6,7 @@ Only joins parts: engines from `fleet`, decisions from the operator, a screen by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +61,12 @@ async def run_control_loop(
     session: aiohttp.ClientSession,
     journal: Journal,
     view: View,
+    on_tick: Callable[[Tick], None],
 ) -> None:
     """Tick until cancelled."""
 
     def show(tick: Tick) -> None:
+        on_tick(tick)
         view.show(tick.plan)
 
     loop = ControlLoop(

@@ -55,6 +55,17 @@ def test_all_that_is_wrong_is_said_and_the_other_files_are_looked_at(
     assert f"{EXAMPLES[0]}: InferencePool chat is valid" in seen.out
 
 
+def test_quotas_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[2] / "examples" / "tenants" / "fleet.yaml"
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(example.read_text().replace("burst: 30s", "burst: 11m"))
+    assert main(["validate", "-f", str(example), "-f", str(wrong)]) == 2
+    seen = capsys.readouterr()
+    assert f"{example}: TenantQuota acme is valid" in seen.out
+    assert f"{example}: TenantQuota everybody-else is valid" in seen.out
+    assert "spec.interactive: burst 660s is above 600s: lower it" in seen.err
+
+
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Answers with that text and exit code, whatever it is asked."""
