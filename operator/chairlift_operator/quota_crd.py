@@ -50,6 +50,8 @@ DESCRIPTIONS: Final = {
     "spec.keys[]": "One Secret; each of its values is a key of at least 24 characters.",
     "spec.keys[].secret": "Its name, in this namespace; its type must be chairlift.dev/api-keys.",
     "spec.keys[].class": "Class of the requests that carry these keys: interactive or batch.",
+    "spec.weight": "Its share of the engines' work while others wait too, against their weights: "
+    "with 2 it is served twice as much as a tenant with 1.",
     **_limits("spec.interactive", "interactive"),
     **_limits("spec.batch", "batch"),
     "status": "How the tenant fares, written by the operator.",
@@ -86,6 +88,10 @@ RULES: Final = {
             "!has(self.keys) || size(self.keys) == 0 || !(self.tenant in ['*', 'anonymous'])",
             "tenants * and anonymous stand for requests without a key: remove keys, or name a "
             "tenant",
+        ),
+        Rule(
+            "self.tenant != '*' || self.weight == 1.0",
+            "tenant * stands for many, who have weight 1: remove weight",
         ),
     ),
     "spec.interactive": _CLASS_RULES,

@@ -15,11 +15,13 @@ from chairlift_operator.spec_values import (
     SPEC_CONFIG,
     Duration,
     Name,
+    Number,
     PoolName,
     at_least,
     format_duration,
     matching,
 )
+from chairlift_protocol.policy import WEIGHTS
 from chairlift_protocol.quota import (
     ANONYMOUS,
     DEFAULT_BURST_MS,
@@ -105,18 +107,21 @@ class ClassLimits:
 
 @dataclass(frozen=True, slots=True)
 class TenantQuotaSpec:
-    """keys: none for a tenant that a trusted header names."""
+    """keys: none for a tenant that a trusted header names. weight: of its turns at the engines."""
 
     __pydantic_config__ = SPEC_CONFIG
     pool_ref: PoolRef
     tenant: TenantName
     keys: tuple[KeySource, ...] = ()
+    weight: Annotated[Number, Field(ge=WEIGHTS[0], le=WEIGHTS[1])] = 1.0
     interactive: ClassLimits | None = None
     batch: ClassLimits | None = None
 
     def __post_init__(self) -> None:
         if len(self.keys) > MAX_KEY_SOURCES:
             raise ValueError(f"keys has {len(self.keys)} items: at most {MAX_KEY_SOURCES} are read")
+        if self.weight != 1.0 and self.tenant == DEFAULT_TENANT:
+            raise ValueError("tenant * stands for many, who have weight 1: remove weight")
         if self.keys and self.tenant in KEYLESS_TENANTS:
             raise ValueError(
                 "tenants * and anonymous stand for requests without a key: remove keys, or name a "

@@ -88,7 +88,9 @@ def test_a_wrong_spec_is_refused_with_what_to_change(
         ({"batch": {"burst": "11m"}}, "burst is above 10m: lower it"),
         ({"keys": [{"secret": "k", "class": "urgent"}]}, "supported values:"),
         ({"keys": [{"secret": "k"}] * 17}, "must have at most 16 items"),
-        ({"weight": 2}, 'unknown field "spec.weight"'),
+        ({"tenant": "*", "weight": 2}, "who have weight 1: remove weight"),
+        ({"weight": 0}, "should be greater than or equal to 0.001"),
+        ({"priority": 2}, 'unknown field "spec.priority"'),
     ],
 )  # fmt: skip
 def test_a_wrong_quota_is_refused_with_what_to_change(

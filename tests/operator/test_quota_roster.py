@@ -56,6 +56,11 @@ def test_limits_are_written_by_holder_beside_those_of_everybody_else() -> None:
     assert Limits.from_json(limits["*/batch"]) == Limits()
 
 
+def test_weights_are_told_where_they_are_not_one() -> None:
+    claims = [_claim("acme", "acme", weight=2), _claim("beta", "beta", weight=1)]
+    assert roster_of(claims, {}).weights == {"acme": 2.0}
+
+
 def test_a_quota_of_the_tenant_star_is_everybody_elses() -> None:
     limits = roster_of([_claim("rest", "*", interactive={"concurrency": 1})], {}).limits
     assert Limits.from_json(limits["*/interactive"]) == Limits(concurrency=1)

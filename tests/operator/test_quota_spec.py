@@ -62,7 +62,9 @@ def test_what_is_written_down_reads_back_as_the_same_quota() -> None:
         ({"interactive": {"burst": "1us"}}, "must be at least 1ms"),
         ({"interactive": {"tokenPerMinute": 3}}, "did you mean tokensPerMinute?"),
         ({"interactive": {"concurrency": -1}}, "spec.interactive.concurrency: must be greater"),
-        ({"weight": 2}, "spec.weight: is not a field here"),
+        ({"weight": 0}, "spec.weight: must be greater than or equal to 0.001"),
+        ({"tenant": "*", "weight": 2}, "who have weight 1: remove weight"),
+        ({"priority": 2}, "spec.priority: is not a field here"),
     ],
 )
 def test_a_wrong_quota_is_refused_with_what_to_change(sections: Json, sentence: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from chairlift_operator.kube.quota_seen import PoolSeen
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.kube.tenancy import ROUND_S, Tenancy
 from chairlift_operator.kube.watching import PoolKey
+from chairlift_protocol.policy import TenantPolicy
 
 Turned = Any  # conftest's
 
@@ -147,6 +148,9 @@ class FakeTenancy:
     def condition(self, key: PoolKey) -> Condition | None:
         return self.told
 
+    def weights(self, key: PoolKey) -> Mapping[str, float]:
+        return {"acme": 2.0}
+
     def saw(self, key: PoolKey, seen: PoolSeen) -> None:
         self.seen.append(seen)
 
@@ -186,5 +190,14 @@ def test_the_status_says_how_quotas_fare_also_of_a_pool_at_rest(run: Any) -> Non
         tenancy.told = None  # a pool without quotas
         await pool.controller.reconcile(pool.body)
         assert pool.condition("QuotasEnforced") == {}
+
+    run(body)
+
+
+def test_weights_reach_the_engines(run: Any) -> None:
+    async def body(pool: Turned) -> None:
+        await _rested(pool)
+        (engine,) = pool.kube.engines("chat-interactive").values()
+        assert engine.policy.tenants == {"acme": TenantPolicy(2.0)}
 
     run(body)

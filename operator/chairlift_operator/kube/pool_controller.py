@@ -158,6 +158,8 @@ class PoolController:
         )
         if lacks_url(pool, self._tools.settings):
             snapshot = replace(snapshot, windows=NAMELESS)
+        if self._tools.tenancy is not None:
+            snapshot = replace(snapshot, weights=self._tools.tenancy.weights(self._key))
         self._tools.on_snapshot(snapshot)
         return snapshot
 

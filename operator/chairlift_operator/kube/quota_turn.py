@@ -58,11 +58,14 @@ class QuotaTools:
 
 
 class PoolQuotas:
-    """condition: for the pool's status; None where it has no quotas."""
+    """condition: for the pool's status; None where it has no quotas. weights: of its tenants; None
+    before they are known.
+    """
 
     def __init__(self, key: PoolKey, tools: QuotaTools) -> None:
         self.key = key
         self.condition: Condition | None = None
+        self.weights: Mapping[str, float] | None = None
         self.seen: PoolSeen | None = None
         self._tools = tools
         self._objects = PoolObjects(key, tools.stores)
@@ -86,7 +89,7 @@ class PoolQuotas:
         claims = self._claims(items)
         pool = self._accepted(body)
         if pool is None or pool.spec.quotas is None:
-            self.condition = None
+            self.condition, self.weights = None, {}
             await self._forget()
             reason, told = _why_none(self.key[1], pool)
             await self._report(items, all_refused(claims, reason, told), None)
@@ -98,7 +101,7 @@ class PoolQuotas:
         except Foreign as error:
             logger.warning("%s/%s: its quotas are not looked after: %s", *self.key, error)
             return True
-        self.condition = pool_condition(standing)
+        self.condition, self.weights = pool_condition(standing), roster.weights
         await self._report(items, roster.verdicts, standing)
         return True
 

@@ -60,6 +60,11 @@ class Tenancy:
         known = self._turns.get(key)
         return known.condition if known is not None else None
 
+    def weights(self, key: PoolKey) -> Mapping[str, float] | None:
+        """Of a pool's tenants; None where nobody looked yet."""
+        known = self._turns.get(key)
+        return known.weights if known is not None else None
+
     def saw(self, key: PoolKey, seen: PoolSeen) -> None:
         known = self._turns.get(key)
         if known is None:

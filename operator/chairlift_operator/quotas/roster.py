@@ -45,11 +45,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """limits: as Redis shall hold them, by holder. tenants: the gateways' file of tenants."""
+    """limits: as Redis shall hold them, by holder. tenants: the gateways' file of tenants. weights:
+    by tenant, of those whose weight is not 1."""
 
     limits: Mapping[str, str]
     tenants: str
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def holders(self) -> tuple[str, ...]:
@@ -64,7 +66,7 @@ def roster_of(claims: Sequence[Claim], secrets: Mapping[str, SecretKeys | None])
     limits = {default_holder(c): Limits().to_json() for c in RequestClass}
     keys = _KeyRing()
     first: dict[str, str] = {}
-    verdicts = {}
+    verdicts, weights = {}, {}
     for claim in sorted(claims, key=lambda claim: (claim.created, claim.name)):
         spec = claim.spec
         if spec is None:
@@ -81,10 +83,12 @@ def roster_of(claims: Sequence[Claim], secrets: Mapping[str, SecretKeys | None])
         for request_class in RequestClass:
             if (own := spec.of(request_class)) is not None:
                 limits[holder_of(spec.tenant, request_class)] = own.limits().to_json()
+        if spec.weight != 1.0:
+            weights[spec.tenant] = spec.weight
         told = f"Its limits hold for tenant {spec.tenant}."
         accepted = Condition(ACCEPTED, Truth.TRUE, "Followed", told)
         verdicts[claim.name] = Verdict(accepted, keys.add(spec, secrets), spec.tenant)
-    return Roster(limits, keys.document(), verdicts)
+    return Roster(limits, keys.document(), verdicts, weights)
 
 
 def all_refused(claims: Sequence[Claim], reason: str, message: str) -> Mapping[str, Verdict]:
