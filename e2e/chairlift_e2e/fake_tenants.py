@@ -116,7 +116,7 @@ class Team:
                 "namespace": "team",
                 "uid": f"uid-{name}",
                 "generation": before["metadata"].get("generation", 0) + 1,
-                "resourceVersion": str(self.num_made),
+                "resourceVersion": str(1_000_000 + self.num_made),  # newer than any status
                 "creationTimestamp": f"2026-01-01T00:00:{self.num_made:02}Z",
             },
             "spec": {"poolRef": {"name": "chat"}, "tenant": tenant, **spec},

@@ -11,12 +11,14 @@ import pytest
 
 from chairlift_e2e.fake_tenants import KEY, Team
 from chairlift_operator.decisions import Condition, Truth
+from chairlift_operator.kube.paths import QUOTA
 from chairlift_operator.kube.quota_seen import PoolSeen
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.kube.tenancy import ROUND_S, Tenancy
 from chairlift_operator.kube.watching import PoolKey
 from chairlift_protocol.policy import TenantPolicy
 
+QUOTA_PATH = QUOTA.path("team", "acme")
 Turned = Any  # conftest's
 
 
@@ -74,6 +76,21 @@ def test_a_changed_quota_does_not_wait_for_the_next_round(run_office: Any) -> No
         office.team.drop_quota("acme")
         office.tenancy.wake(KEY)
         await office.until(lambda: "acme/interactive" not in office.limits(), within_s=ROUND_S / 2)
+
+    run_office(body)
+
+
+def test_a_written_status_is_no_news_of_a_quota(run_office: Any) -> None:
+    async def body(office: Office) -> None:
+        office.team.set_quota("acme", "acme")
+        await office.until(lambda: office.team.kube.objects[QUOTA_PATH]["status"])
+        written = dict(office.team.kube.objects[QUOTA_PATH])
+        office.team.quotas.put(written)
+        office.tenancy.changed(KEY)
+        assert not office.tenancy._changed
+        office.team.set_quota("acme", "acme", interactive={"concurrency": 1})
+        office.tenancy.changed(KEY)
+        assert office.tenancy._changed == {KEY}
 
     run_office(body)
 

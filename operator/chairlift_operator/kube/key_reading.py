@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from chairlift_operator.kube.api import Api, ApiError
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 SecretKey = tuple[str, str]  # namespace, name
 LEAST_S: Final = 3.5  # less than a round, so that each round reads
-# What reading Secrets may cost the API server: beyond 70 of them each is read less often.
+# What reading Secrets again may cost the API server: beyond 70 of them each is read less often.
 READS_PER_S: Final = 20.0
+MOST_AGAIN: Final = 80  # in one turn, so that they do not all come due together for ever
 
 
 class KeyReader:
@@ -34,19 +35,19 @@ class KeyReader:
         self._read_at_s: dict[SecretKey, float] = {}
 
     async def read(
-        self, namespace: str, names: Iterable[str], is_changed: bool
+        self, namespace: str, names: Iterable[str], fresh: Collection[str]
     ) -> Mapping[str, SecretKeys | None]:
-        """By name; None where nothing is known. is_changed: whoever names them did, so read now."""
-        found: dict[str, SecretKeys | None] = {}
+        """By name; None where nothing is known. fresh: named by a changed quota, so read now."""
+        keys = [(namespace, name) for name in sorted(set(names))]
         every_s = max(LEAST_S, len(self._read_at_s) / READS_PER_S)
-        for name in sorted(set(names)):
-            key, now_s = (namespace, name), self._now_s()
-            is_due = now_s - self._read_at_s.get(key, float("-inf")) >= every_s
-            if is_due or is_changed:
-                self._read_at_s[key] = now_s
-                await self._read_one(key)
-            found[name] = self._known.get(key)
-        return found
+        now = [key for key in keys if key[1] in fresh or key not in self._known]
+        due_s = self._now_s() - every_s
+        again = [key for key in keys if key not in now and self._read_at_s[key] <= due_s]
+        again = sorted(again, key=lambda key: self._read_at_s[key])[:MOST_AGAIN]
+        for key in (*now, *again):
+            self._read_at_s[key] = self._now_s()
+            await self._read_one(key)
+        return {name: self._known.get((namespace, name)) for _, name in keys}
 
     def keep_only(self, used: set[SecretKey]) -> None:
         """Forget those that no quota names any more."""

@@ -8,7 +8,7 @@ gateways, limits go to Redis, and only then are new keys given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from chairlift_protocol.wire import RequestClass
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
+Version = tuple[str, int]  # uid and generation of a quota: another one is another spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +75,25 @@ class PoolQuotas:
         self._store: QuotaStore | None = None
         self._ledger = Ledger()
         self._reporter = QuotaReporter(tools.api, tools.now_s)
-        self._parsed: dict[tuple[str, int], Claim] = {}
-        self._num_changes = -1
+        self._parsed: dict[Version, Claim] = {}
 
     @property
     def secrets(self) -> set[SecretKey]:
         """Those that its quotas name."""
-        specs = [claim.spec for claim in self._parsed.values() if claim.spec is not None]
-        return {(self.key[0], source.secret) for spec in specs for source in spec.keys}
+        return {(self.key[0], name) for name in _secrets(self._parsed.values())}
+
+    @property
+    def has_news(self) -> bool:
+        """Whether its quotas are others than at the last turn; a status of theirs is no news."""
+        items = self._tools.quotas.of(self.key).values()
+        return {_version(item) for item in items} != self._parsed.keys()
 
     async def turn(self, body: Json | None) -> bool:
         """body: the pool, None where there is none. False: nothing is left to be looked after."""
         items = self._tools.quotas.of(self.key)
+        known = self._parsed.keys()
         claims = self._claims(items)
+        fresh = _secrets(self._parsed[version] for version in self._parsed.keys() - known)
         pool = self._accepted(body)
         if pool is None or pool.spec.quotas is None:
             self.condition, self.weights = None, {}
@@ -97,7 +104,7 @@ class PoolQuotas:
         assert body is not None
         owner = Owner(body["metadata"]["uid"], self._tools.settings.operator)
         try:
-            roster, standing = await self._enforce(pool, pool.spec.quotas, claims, owner)
+            roster, standing = await self._enforce(pool, pool.spec.quotas, claims, fresh, owner)
         except Foreign as error:
             logger.warning("%s/%s: its quotas are not looked after: %s", *self.key, error)
             return True
@@ -120,20 +127,22 @@ class PoolQuotas:
         """Each spec is parsed once."""
         known, self._parsed = self._parsed, {}
         for item in items.values():
-            metadata = item["metadata"]
-            version = (metadata["uid"], int(metadata.get("generation", 0)))
+            version = _version(item)
             self._parsed[version] = known.get(version) or _claim(item)
         return list(self._parsed.values())
 
     async def _enforce(
-        self, pool: InferencePool, quotas: Quotas, claims: list[Claim], owner: Owner
+        self,
+        pool: InferencePool,
+        quotas: Quotas,
+        claims: list[Claim],
+        fresh: set[str],
+        owner: Owner,
     ) -> tuple[Roster, Standing]:
-        """Raise Foreign where the pool is another operator's."""
-        num_changes = self._tools.quotas.num_changes(self.key)
-        is_changed = num_changes != self._num_changes
-        self._num_changes = num_changes
-        named = {name for _, name in self.secrets}
-        secrets = await self._tools.keys.read(self.key[0], named, is_changed)
+        """fresh: Secrets that changed quotas name. Raise Foreign where the pool is another
+        operator's."""
+        named = _secrets(claims)
+        secrets = await self._tools.keys.read(self.key[0], named, fresh)
         roster = roster_of(claims, secrets)
         tenants = TenantsMap(self._objects, self._tools.api, owner)
         standing = Standing(len(claims), quotas.on_redis_failure)
@@ -206,6 +215,15 @@ class PoolQuotas:
         if len(known) < len(num_running) or not num_slots:
             return None
         return min(1.0, sum(known) / num_slots)
+
+
+def _version(item: Json) -> Version:
+    return item["metadata"]["uid"], int(item["metadata"].get("generation", 0))
+
+
+def _secrets(claims: Iterable[Claim]) -> set[str]:
+    specs = [claim.spec for claim in claims if claim.spec is not None]
+    return {source.secret for spec in specs for source in spec.keys}
 
 
 def _claim(item: Json) -> Claim:

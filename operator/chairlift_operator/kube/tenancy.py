@@ -50,8 +50,14 @@ class Tenancy:
         self._slots = asyncio.Semaphore(NUM_AT_ONCE)
         self._last_term: int | None = None
 
+    def changed(self, key: PoolKey) -> None:
+        """Something of the pool's quotas changed, perhaps only their status."""
+        known = self._turns.get(key)
+        if known is None or known.has_news:
+            self.wake(key)
+
     def wake(self, key: PoolKey) -> None:
-        """One of the pool's quotas changed, or what Redis is to know of it."""
+        """The pool's turn is now."""
         self._changed.add(key)
         self._woken.set()
 

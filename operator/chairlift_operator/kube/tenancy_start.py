@@ -35,7 +35,7 @@ def start_tenancy(
 
     api: writes only while the lease is held. wake: a pool's controller.
     """
-    quotas = Store(lambda key: tenancy.wake(key), _pool_of)
+    quotas = Store(lambda key: tenancy.changed(key), _pool_of)
     reflectors = [
         Reflector(api, QUOTA, quotas, namespace, selector="")
         for namespace in settings.namespaces or (None,)

@@ -19,8 +19,8 @@ from chairlift_protocol.wire import RequestClass
 
 ACCEPTED: Final = "Accepted"
 KEYS_MISSING: Final = "KeysMissing"
-# A ConfigMap holds 1 MiB, and a key takes about 110 bytes of it.
-MOST_KEYS: Final = 8000
+# A ConfigMap holds 1 MiB, and a key takes up to 190 bytes of it.
+MOST_KEYS: Final = 5000
 
 
 @dataclass(frozen=True, slots=True)

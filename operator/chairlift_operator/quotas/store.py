@@ -30,6 +30,11 @@ PAUSE_S: Final = 2.0
 IDLE_MS: Final = 15_000
 COMPARE_EVERY_S: Final = 60.0
 NUM_CONNECTIONS: Final = 8
+# What an ACL user of the operator may do, on the pools' keys alone.
+NEEDED_RIGHTS: Final = (
+    "+hget", "+hmget", "+hset", "+hdel", "+hlen", "+hgetall", "+set", "+del", "+zcard",
+    "+multi", "+exec", "+hello", "+auth",
+)  # fmt: skip
 _COUNTS: Final = ("used", "refused")
 
 

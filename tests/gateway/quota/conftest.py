@@ -132,6 +132,32 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
         yield start
 
 
+@pytest.fixture
+def start_encrypted_redis(
+    start_redis: Callable[..., RedisServer], tmp_path: Path
+) -> Callable[[], tuple[RedisServer, str, Path]]:
+    """With its encrypted address, and the certificate that it shows."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+
+    def start() -> tuple[RedisServer, str, Path]:
+        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+             "-keyout", key, "-out", certificate, "-subj", "/CN=localhost",
+             "-addext", "subjectAltName=DNS:localhost"],
+            check=True, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        port = _free_port()
+        server = start_redis(
+            "--tls-port", str(port), "--tls-cert-file", str(certificate),
+            "--tls-key-file", str(key), "--tls-auth-clients", "no",
+        )  # fmt: skip
+        return server, f"rediss://localhost:{port}/0", certificate
+
+    return start
+
+
 class Pool:
     """A pool of the test's own in some Redis: what an operator writes, and what is there."""
 

@@ -14,7 +14,7 @@ from chairlift_gateway.quota.connection import RedisAddress
 from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure, QuotaExceeded, QuotaUnavailable
 from chairlift_gateway.quota.upkeep import open_keeper
 from chairlift_operator.quotas.ledger import Counts
-from chairlift_operator.quotas.store import RedisAccess, RedisStore, StoreError
+from chairlift_operator.quotas.store import NEEDED_RIGHTS, RedisAccess, RedisStore, StoreError
 from chairlift_protocol.quota import Limits, QuotaKeys
 from chairlift_protocol.wire import RequestClass
 
@@ -199,12 +199,9 @@ async def test_an_acl_user_with_the_documented_rights_is_enough(
     start_redis: Start, pool: str
 ) -> None:
     server = start_redis()
-    rights = (
-        "+hget +hmget +hset +hdel +hlen +hgetall +set +del +zcard +multi +exec +hello +auth".split()
-    )
     with server.client() as client:
         pattern = f"~chairlift:{{{pool}}}:*"
-        client.execute_command("ACL", "SETUSER", "op", "on", ">secret", pattern, *rights)
+        client.execute_command("ACL", "SETUSER", "op", "on", ">secret", pattern, *NEEDED_RIGHTS)
     store = RedisStore(RedisAccess(server.url, "op", "secret"))
     stranger = RedisStore(RedisAccess(server.url, "op", "wrong"))
     try:
@@ -219,3 +216,20 @@ async def test_an_acl_user_with_the_documented_rights_is_enough(
     finally:
         await store.close()
         await stranger.close()
+
+
+async def test_an_encrypted_redis_is_believed_by_its_certificate_alone(
+    start_encrypted_redis: Any, pool: str
+) -> None:
+    server, url, certificate = start_encrypted_redis()
+    trusting = RedisStore(RedisAccess(url, ca=certificate.read_text()))
+    wary = RedisStore(RedisAccess(url))
+    try:
+        await trusting.sync(pool, _limits(), (), is_idle=False)
+        with server.client() as client:
+            assert client.exists(QuotaKeys(pool).limits)
+        with pytest.raises(StoreError, match="certificate"):
+            await wary.sync(pool, _limits(), (), is_idle=False)
+    finally:
+        await trusting.close()
+        await wary.close()
