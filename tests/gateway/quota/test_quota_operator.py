@@ -6,10 +6,11 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from chairlift_e2e.redis_server import RedisServer
 from chairlift_gateway.quota.connection import RedisAddress
 from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure, QuotaExceeded, QuotaUnavailable
 from chairlift_gateway.quota.upkeep import open_keeper
@@ -18,12 +19,9 @@ from chairlift_operator.quotas.store import NEEDED_RIGHTS, RedisAccess, RedisSto
 from chairlift_protocol.quota import Limits, QuotaKeys
 from chairlift_protocol.wire import RequestClass
 
-if TYPE_CHECKING:
-    from conftest import RedisServer
-
 pytestmark = pytest.mark.anyio
 INTERACTIVE = RequestClass.INTERACTIVE
-Start = Callable[..., "RedisServer"]
+Start = Callable[..., RedisServer]
 
 
 def _limits(**tenants: Limits) -> Mapping[str, str]:
