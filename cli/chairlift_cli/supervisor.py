@@ -114,7 +114,7 @@ class LocalPool:
             tasks.create_task(self._keep_gateway())
             tasks.create_task(self._quotas.run())
             await run_control_loop(
-                self._pool, self._fleet, self._session, journal, self._view, self._quotas.saw
+                self._pool, self._fleet, self._session, journal, self._view, self._quotas
             )
 
     async def drain(self, stopping: Stopping) -> None:

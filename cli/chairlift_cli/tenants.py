@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -118,6 +118,10 @@ class LocalQuotas:
         self._roster: Roster | None = None
         self._idle_until_s = 0.0
         self._said: str | None = None
+
+    def weights(self) -> Mapping[str, float] | None:
+        """Of the tenants, for the engines; None where quotas say nothing of them."""
+        return self._roster.weights if self._roster is not None else None
 
     def saw(self, tick: Tick) -> None:
         made, gateway = tick.plan, tick.snapshot.gateway

@@ -86,9 +86,11 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
     quotas = LocalQuotas(pool, TenantFiles(quotas=path), store, said.append)
 
     async def main() -> None:
+        assert quotas.weights() is None
         await quotas.round(store)
         first = dict(store.limits)
         assert Limits.from_json(first["acme/interactive"]) == Limits(60_000, 120, 8)
+        assert quotas.weights() == {"acme": 2.0}
         assert Limits.from_json(first["*/batch"]) == Limits(concurrency=0)
         _replace(path, "kind: TenantQuota\n")
         for _ in range(2):
