@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from chairlift_e2e.fake_kube import FakeKube
@@ -37,12 +37,14 @@ class FakeRedis:
         self.is_idle = False
         self.is_forgotten = False
         self.fails: str | None = None
+        self.on_sync: Callable[[], None] = lambda: None
         self.log: list[tuple[set[str], set[str]]] = []
 
     async def sync(
         self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool
     ) -> Mapping[str, Counts]:
         assert pool == "team/chat"
+        self.on_sync()
         if self.fails is not None:
             raise StoreError(self.fails)
         self.log.append((set(limits), tenants_of(self.kube)))

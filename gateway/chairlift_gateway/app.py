@@ -111,16 +111,13 @@ async def open_gateway(
         }
         upstream = Upstream(source, session, metrics, hold_s=hold_s, hold_max=config.hold_max)
         upstream.publish(source.latest())
-        watching = [tasks.create_task(source.watch(upstream.publish))]
-        if tenants is not None:
-            watching.append(tasks.create_task(tenants.watch()))
+        watching = tasks.create_task(source.watch(upstream.publish))
         try:
-            async with _metering(config, metrics) as metering:
+            async with _metering(config, metrics) as metering, _watched(tenants):
                 proxy = Proxy(config, _identification(config, tenants), metering, upstream, metrics)
                 yield Gateway(proxy, upstream, metrics, changes)
         finally:
-            for watch in watching:
-                watch.cancel()
+            watching.cancel()
             await upstream.close()
 
 
@@ -131,6 +128,17 @@ def _identification(config: GatewayConfig, watched: KubernetesTenants | None) ->
         config.batch_key_digests,
         config.trusted_tenant_header,
     )
+
+
+@asynccontextmanager
+async def _watched(tenants: KubernetesTenants | None) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(tenants.watch()) if tenants is not None else None
+        try:
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
 
 
 @asynccontextmanager

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from chairlift_gateway.app import open_gateway
+from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.identity import Identification
 from chairlift_gateway.kubernetes_endpoints import KubernetesEndpoints, replicas_of
 from chairlift_gateway.kubernetes_tenants import KubernetesTenants
@@ -254,5 +256,28 @@ def test_a_key_that_the_operator_writes_or_takes_counts_at_once() -> None:
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+class NoReplicas:
+    def latest(self) -> tuple[Replica, ...]:
+        return ()
+
+    async def watch(self, publish: Callable[[tuple[Replica, ...]], None]) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_gateway_watches_its_tenants_for_as_long_as_it_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        api = FakeApi()
+        api.slices = [_map("acme")]
+        config = GatewayConfig(None, "token", "team/chat", kubernetes_tenants="chat-tenants")
+        async with _served(api, "/api/v1/namespaces/team/configmaps") as access:
+            tenants = KubernetesTenants(access, "team", "chat-tenants")
+            async with asyncio.timeout(10), open_gateway(config, NoReplicas(), tenants):
+                while tenants.keys is None:
+                    await asyncio.sleep(0.01)
+            assert tenants.keys.find(b"acme") is not None
 
     asyncio.run(main())

@@ -152,6 +152,14 @@ def test_a_minute_is_not_known_before_a_minute_was_watched() -> None:
     assert ledger.use("acme/batch", 120 + 16) == Use()
 
 
+def test_readings_that_come_in_a_flurry_are_not_all_kept() -> None:
+    ledger = Ledger()
+    for number in range(650):
+        ledger.note(number / 10, {"acme/batch": Counts(number, 0, 1)})
+    assert len(ledger._readings) <= 33
+    assert ledger.use("acme/batch", 65) == Use(600, 0, 1)
+
+
 def test_an_account_that_was_forgotten_counts_from_zero_again() -> None:
     ledger = Ledger()
     for at_s, num_used in ((0, 500), (20, 700), (40, 30), (60, 50)):

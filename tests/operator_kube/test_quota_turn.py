@@ -147,6 +147,20 @@ def test_a_configmap_that_somebody_changed_is_set_again(run: Any) -> None:
     run(body)
 
 
+def test_a_quota_that_comes_during_a_turn_is_taken_by_the_next(run: Any) -> None:
+    async def body(team: Team) -> None:
+        team.set_quota("acme", "acme", interactive={})
+        await team.turn()
+        team.redis.on_sync = lambda: team.set_quota("beta", "beta", interactive={})
+        await team.turn()
+        assert "beta/interactive" not in team.redis.limits and team.turns.has_news
+        team.redis.on_sync = lambda: None
+        await team.turn()
+        assert team.status("beta")["ready"] == "True" and not team.turns.has_news
+
+    run(body)
+
+
 def test_a_foreign_configmap_is_left_alone_and_said_and_limits_hold(run: Any) -> None:
     async def body(team: Team) -> None:
         metadata = {"name": "chat-tenants", "namespace": "team"}

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from chairlift_e2e.fake_kube import FakeKube
+from chairlift_operator.decisions import Truth
 from chairlift_operator.kube.api import ApiError, Listed, WatchEvent
 from chairlift_operator.kube.paths import QUOTA
 from chairlift_operator.kube.settings import Settings
@@ -122,13 +123,24 @@ def test_a_quota_of_a_pool_that_is_not_there_is_told_so_as_it_comes(run_started:
     run_started(WatchedKube(), body)
 
 
+def test_a_quota_that_no_schema_looked_at_is_refused_and_stops_nobody(run_started: Any) -> None:
+    async def body(started: Started) -> None:
+        await started.until(lambda: started.reason("odd", "Accepted") == "Refused")
+        await started.until(lambda: started.reason("acme", "RedisReachable") == "RedisUnreachable")
+
+    run_started(WatchedKube({**_quota("odd"), "spec": {"poolRef": []}}, _quota("acme")), body)
+
+
 def test_without_the_crd_nothing_is_concluded(run_started: Any) -> None:
     async def body(started: Started) -> None:
         started.kube.is_known = False
         await started.until(lambda: started.kube.asked)
-        assert started.tenancy.condition(KEY) is None and started.kube.writes == []
+        told = started.tenancy.condition(KEY)
+        assert told is not None and (told.status, told.reason) == (Truth.UNKNOWN, "NotListed")
+        assert started.tenancy.condition(("team", "other")) is None
+        assert started.kube.writes == []
         started.kube.is_known = True
-        await started.until(lambda: started.tenancy.condition(KEY))
+        await started.until(lambda: started.tenancy.condition(KEY) != told)
 
     kube = WatchedKube()
     kube.is_known = False

@@ -19,6 +19,13 @@ from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]
 ENFORCED: Final = "QuotasEnforced"
+NOT_LISTED: Final = Condition(
+    ENFORCED,
+    Truth.UNKNOWN,
+    "NotListed",
+    "TenantQuotas could not be listed yet: where that lasts, apply crds/, and give the operator "
+    "the rights in docs/rbac.md.",
+)
 REACHABLE: Final = "RedisReachable"
 LIMITED: Final = "Limited"
 READY: Final = "Ready"

@@ -90,7 +90,7 @@ class PoolQuotas:
 
     async def turn(self, body: Json | None) -> bool:
         """body: the pool, None where there is none. False: nothing is left to be looked after."""
-        items = self._tools.quotas.of(self.key)
+        items = dict(self._tools.quotas.of(self.key))  # as they are now: others may come meanwhile
         known = self._parsed.keys()
         claims = self._claims(items)
         fresh = _secrets(self._parsed[version] for version in self._parsed.keys() - known)

@@ -17,7 +17,8 @@ from chairlift_operator.spec_quotas import Redis
 
 logger = logging.getLogger(__name__)
 
-READ_EVERY_S: Final = 30.0  # a rotated password is taken so soon, or with the first failure
+READ_EVERY_S: Final = 30.0  # a rotated password is taken so soon
+READ_AGAIN_S: Final = 8.0  # and so soon where Redis does not answer as it should
 
 
 class RedisStores:
@@ -29,11 +30,13 @@ class RedisStores:
         self._api, self._now_s, self._open = api, now_s, open_store
         self._stores: dict[RedisAccess, QuotaStore] = {}
         self._used: dict[PoolKey, tuple[Redis, RedisAccess, float]] = {}
+        self._suspect: set[PoolKey] = set()
 
     async def of(self, key: PoolKey, redis: Redis) -> QuotaStore:
         """Raise StoreError where its Secrets do not say how it is reached."""
         known, access, read_at_s = self._used.get(key, (None, None, 0.0))
-        if known != redis or access is None or self._now_s() - read_at_s >= READ_EVERY_S:
+        every_s = READ_AGAIN_S if key in self._suspect else READ_EVERY_S
+        if known != redis or access is None or self._now_s() - read_at_s >= every_s:
             try:
                 access = await self._access(key[0], redis)
             except ApiError as error:
@@ -41,18 +44,18 @@ class RedisStores:
                     raise StoreError(f"the Secrets of Redis cannot be read: {error}") from error
                 logger.warning("%s/%s: Redis is reached as before: %s", *key, error)
             self._used[key] = (redis, access, self._now_s())
+            self._suspect.discard(key)
             await self._close_unused()
         if access not in self._stores:
             self._stores[access] = self._open(access)
         return self._stores[access]
 
     def failed(self, key: PoolKey) -> None:
-        """Its Secrets may have changed: read them before the next try."""
-        if key in self._used:
-            redis, access, _ = self._used[key]
-            self._used[key] = (redis, access, float("-inf"))
+        """Its Secrets may have changed."""
+        self._suspect.add(key)
 
     async def drop(self, key: PoolKey) -> None:
+        self._suspect.discard(key)
         if self._used.pop(key, None) is not None:
             await self._close_unused()
 

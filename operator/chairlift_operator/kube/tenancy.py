@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from chairlift_operator.decisions import Condition
 from chairlift_operator.kube.quota_seen import PoolSeen
+from chairlift_operator.kube.quota_status import NOT_LISTED
 from chairlift_operator.kube.quota_turn import PoolQuotas, QuotaTools
 from chairlift_operator.kube.watching import PoolKey
 
@@ -64,7 +65,10 @@ class Tenancy:
     def condition(self, key: PoolKey) -> Condition | None:
         """For the pool's status; None where it has no quotas, or nobody looked yet."""
         known = self._turns.get(key)
-        return known.condition if known is not None else None
+        if known is not None:
+            return known.condition
+        is_asked_for = _keeps_quotas(self._pools.get(key, {}))
+        return NOT_LISTED if is_asked_for and not self._is_known() else None
 
     def weights(self, key: PoolKey) -> Mapping[str, float] | None:
         """Of a pool's tenants; None where nobody looked yet."""

@@ -57,4 +57,9 @@ def start_tenancy(
 
 
 def _pool_of(quota: Json) -> PoolKey:
-    return quota["metadata"]["namespace"], quota["spec"]["poolRef"]["name"]
+    """One that no CRD of ours let in names no pool, and is told what is wrong with it."""
+    try:
+        name = str(quota["spec"]["poolRef"]["name"])
+    except (KeyError, TypeError):
+        name = ""
+    return quota["metadata"]["namespace"], name

@@ -10,6 +10,7 @@ from typing import Final
 WINDOW_S: Final = 60.0
 # Counters are read every few seconds: a window is whole when its first reading is so near its edge.
 SLACK_S: Final = 15.0
+LEAST_GAP_S: Final = 2.0  # readings between two are left out: changes may bring many
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Ledger:
         self._readings: deque[tuple[float, Mapping[str, Counts]]] = deque()
 
     def note(self, at_s: float, counts: Mapping[str, Counts]) -> None:
+        if self._readings and at_s - self._readings[-1][0] < LEAST_GAP_S:
+            return
         self._readings.append((at_s, counts))
         while len(self._readings) > 1 and self._readings[1][0] <= at_s - WINDOW_S:
             self._readings.popleft()
