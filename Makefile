@@ -83,7 +83,7 @@ model: $(STAMP) ## the real model (SmolLM2-135M-Instruct, 93 MB download) in the
 	@$(VENV)/bin/chairlift model get smollm2-135m
 
 crds: $(STAMP) ## crds/ from the operator's spec, and the chart's copy of them
-	$(PY) -m chairlift_operator.crd crds/inferencepools.chairlift.dev.yaml
+	$(PY) -m chairlift_operator.crd crds
 	cp crds/*.yaml helm/chairlift/files/crds/
 
 lint: $(STAMP) ## ruff, mypy --strict, import contracts, helm lint

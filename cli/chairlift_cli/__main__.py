@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from chairlift_cli.argument_types import count, duration, key, port, positive
 from chairlift_cli.errors import CliError
 
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -78,7 +79,7 @@ def _replay(args: argparse.Namespace) -> int:
 def _key_create(args: argparse.Namespace) -> int:
     from chairlift_cli.key_command import run_key_create
 
-    return run_key_create(args.tenant, args.request_class, args.file)
+    return run_key_create(args.tenant, args.request_class, args.file, args.secret)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,16 +122,19 @@ def _add_key(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "create",
         help="make an API key for a tenant",
         description="Make an API key, print it once, and put its hash into a file of tenants, "
-        "which gateways take without a restart.",
-        epilog="example: chairlift key create acme -f tenants.json",
+        "which gateways take without a restart, or the key into a Secret for a cluster.",
+        epilog="example: chairlift key create acme --secret acme-keys | kubectl apply -f -",
         allow_abbrev=False,
     )
     add = create.add_argument
     add("tenant", metavar="TENANT", help="whose key it is")
     add("--class", choices=("interactive", "batch"), default="interactive", dest="request_class",
         help="class of the requests that carry it (default: %(default)s)")  # fmt: skip
-    add("-f", "--file", type=Path, metavar="FILE",
+    where = create.add_mutually_exclusive_group()
+    where.add_argument("-f", "--file", type=Path, metavar="FILE",
         help="the file of tenants, made if there is none (default: print the entry)")  # fmt: skip
+    where.add_argument("--secret", metavar="NAME",
+        help="print a Secret of this name with the key, for a TenantQuota to name")  # fmt: skip
     create.set_defaults(run=_key_create)
 
 
@@ -146,27 +150,39 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add = local.add_argument
     add("-f", "--file", type=Path, required=True, metavar="POOL.YAML", help="the InferencePool")
     _add_settings(add, of="the pool's spec")
-    add("--port", type=_port, default=DEFAULT_PORT,
+    add("--port", type=port, default=DEFAULT_PORT,
         help="port on 127.0.0.1 for /v1; 0: any free one (default: %(default)s)")  # fmt: skip
     add("--run-dir", type=Path, metavar="DIR",
         help="folder for logs and journal, kept afterwards (default: a temporary one)")  # fmt: skip
-    add("--batch-key", type=_key, metavar="KEY", help="API key whose requests are batch class")
+    add("--batch-key", type=key, metavar="KEY", help="API key whose requests are batch class")
     add("--no-live", action="store_true", help="plain lines instead of a live table")
     add("--journal", type=Path, metavar="FILE",
         help="where each tick is recorded as a JSON line (default: in the run folder)")  # fmt: skip
+    _add_tenants(local)
     local.set_defaults(run=_local)
+
+
+def _add_tenants(local: argparse.ArgumentParser) -> None:
+    add = local.add_argument_group("tenants").add_argument
+    add("--tenants-file", type=Path, metavar="FILE",
+        help="API keys of tenants, as `chairlift key create` keeps them")  # fmt: skip
+    add("--tenant-quotas", type=Path, metavar="FILE",
+        help="TenantQuotas whose limits are kept in the pool's Redis; may change")  # fmt: skip
+    add("--redis-password-file", type=Path, metavar="FILE", help="what passwordSecret holds")
+    add("--redis-ca-file", type=Path, metavar="FILE", help="what caSecret holds")
 
 
 def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     validate = commands.add_parser(
         "validate",
         help="check pool files",
-        description="Check InferencePool files as the operator would, without a cluster.",
+        description="Check InferencePool and TenantQuota files as the operator would, without a "
+        "cluster.",
         epilog="example: chairlift validate -f pool.yaml",
         allow_abbrev=False,
     )
     validate.add_argument("-f", "--file", type=Path, action="append", required=True,
-        metavar="POOL.YAML", dest="files", help="an InferencePool; repeatable")  # fmt: skip
+        metavar="FILE", dest="files", help="a pool, or TenantQuotas; repeatable")  # fmt: skip
     validate.set_defaults(run=_validate)
 
 
@@ -205,17 +221,17 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     add("--profile", metavar="NAME|FILE",
         help="hardware: reference, fast, slow, a TOML file, or JSON of costs (default: the "
         "pool's, else reference)")  # fmt: skip
-    add("--rate", type=_positive, metavar="PER_S",
+    add("--rate", type=positive, metavar="PER_S",
         help="mean requests a second (default: the trace's own)")  # fmt: skip
-    add("--duration", type=_duration, metavar="TIME",
+    add("--duration", type=duration, metavar="TIME",
         help="how long load is offered, such as 20m (default: the whole trace)")  # fmt: skip
-    add("--warm-up", type=_duration, default=60.0, metavar="TIME",
+    add("--warm-up", type=duration, default=60.0, metavar="TIME",
         help="from asking for a replica until it serves (default: 60s)")  # fmt: skip
-    add("--kv-tokens", type=_count, metavar="N",
+    add("--kv-tokens", type=count, metavar="N",
         help="KV memory of a replica, in tokens (default: 1024 for each slot)")  # fmt: skip
-    add("--batch-clients", type=_count, default=0, metavar="N",
+    add("--batch-clients", type=count, default=0, metavar="N",
         help="clients with batch work, each sending its next request after an answer")  # fmt: skip
-    add("--seed", type=_count, default=0, metavar="N",
+    add("--seed", type=count, default=0, metavar="N",
         help="where in the trace to begin, and noise (default: %(default)s)")  # fmt: skip
     add("--picture", type=Path, metavar="FILE",
         help="where the picture goes (default: NAME-simulated.png here)")  # fmt: skip
@@ -243,47 +259,6 @@ def _add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_settings(add: Callable[..., argparse.Action], of: str) -> None:
     add("--set", action="append", default=[], metavar="PATH=VALUE", dest="settings",
         help=f"change a field of {of}; repeatable")  # fmt: skip
-
-
-def _duration(text: str) -> float:
-    from chairlift_operator.spec_values import parse_duration
-
-    try:
-        duration_s = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from error
-    if duration_s <= 0:
-        raise argparse.ArgumentTypeError("must be above 0s")
-    return duration_s
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return number
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
-    return int(text)
-
-
-def _key(text: str) -> str:
-    """As an HTTP header can carry it."""
-    if not text or not all("!" <= character <= "~" for character in text):
-        raise argparse.ArgumentTypeError("must be ASCII characters without blanks")
-    return text
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import aiohttp
 
 from chairlift_cli.errors import CliError
 from chairlift_cli.fleet import LocalFleet
+from chairlift_cli.tenants import LocalQuotas
 from chairlift_cli.view import View
 from chairlift_operator.control_loop import AnchoredClock, ControlLoop, Tick
 from chairlift_operator.direct_cluster import DirectCluster
@@ -61,15 +62,17 @@ async def run_control_loop(
     session: aiohttp.ClientSession,
     journal: Journal,
     view: View,
+    quotas: LocalQuotas,
 ) -> None:
     """Tick until cancelled."""
 
     def show(tick: Tick) -> None:
+        quotas.saw(tick)
         view.show(tick.plan)
 
     loop = ControlLoop(
         pool,
-        DirectCluster(pool.name, fleet, session, AnchoredClock()),
+        DirectCluster(pool.name, fleet, session, AnchoredClock(), quotas.weights),
         journal.memory,
         journal.writer,
         on_tick=show,

@@ -39,13 +39,19 @@ def claim_port(wanted: int) -> int:
 
 class GatewayProcess:
     def __init__(
-        self, port: int, run_dir: RunDir, batch_keys: Sequence[str], drain_s: float
+        self,
+        port: int,
+        run_dir: RunDir,
+        batch_keys: Sequence[str],
+        drain_s: float,
+        tenant_arguments: Sequence[str] = (),
     ) -> None:
         self.url = f"http://{HOST}:{port}"
         self._port = port
         self._run_dir = run_dir
         self._batch_keys = batch_keys
         self._drain_s = drain_s
+        self._tenant_arguments = tenant_arguments
         self._child: Child | None = None
 
     async def start(self, session: aiohttp.ClientSession) -> None:
@@ -99,4 +105,5 @@ class GatewayProcess:
         for key in self._batch_keys:
             digest = hashlib.sha256(key.encode()).hexdigest()
             arguments += options({"--batch-key-sha256": digest})
+        arguments += self._tenant_arguments
         return [sys.executable, "-P", "-u", "-m", "chairlift_gateway", *arguments]

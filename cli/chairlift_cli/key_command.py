@@ -1,4 +1,5 @@
-"""`chairlift key create`: a new API key for a tenant, whose hash goes into a file of tenants.
+"""`chairlift key create`: a new API key for a tenant, whose hash goes into a file of tenants, or
+which itself goes into a Secret for a cluster.
 
 The key itself is printed once and kept nowhere. A gateway takes a changed file without a restart.
 """
@@ -14,18 +15,25 @@ from typing import Any, Final
 
 from chairlift_cli.errors import CliError, writing
 from chairlift_gateway.identity import TenantsError, parse_tenants
+from chairlift_operator.quotas.key_secrets import KEYS_TYPE
 from chairlift_protocol.quota import TENANT_PATTERN
 
+TENANT_ANNOTATION: Final = "chairlift.dev/tenant"  # for people who look at the Secret
 PREFIX: Final = "ck-"
 NUM_BYTES: Final = 32
 
 
-def run_key_create(tenant: str, request_class: str, path: Path | None) -> int:
+def run_key_create(
+    tenant: str, request_class: str, path: Path | None, secret: str | None = None
+) -> int:
     if not TENANT_PATTERN.fullmatch(tenant):
         raise CliError(
             f"a tenant's name is at most 63 of a-z, 0-9, '-', '.' and '_', not {tenant!r}"
         )
     key = PREFIX + secrets.token_urlsafe(NUM_BYTES)
+    if secret is not None:
+        print(json.dumps(_secret(secret, tenant, key), indent=1))
+        return 0
     entry = {"sha256": hashlib.sha256(key.encode()).hexdigest(), "class": request_class}
     if path is None:
         listed = {"tenants": [{"tenant": tenant, "keys": [entry]}]}
@@ -36,6 +44,17 @@ def run_key_create(tenant: str, request_class: str, path: Path | None) -> int:
     _replace(path, json.dumps(document, indent=1) + "\n")
     print(key)
     return 0
+
+
+def _secret(name: str, tenant: str, key: str) -> dict[str, Any]:
+    """As kubectl takes it. The class is said by the quota that names the Secret."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "annotations": {TENANT_ANNOTATION: tenant}},
+        "type": KEYS_TYPE,
+        "stringData": {"key": key},
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:

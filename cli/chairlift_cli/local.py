@@ -14,15 +14,20 @@ from rich.console import Console
 from chairlift_cli.errors import CliError
 from chairlift_cli.pool_file import read_pool
 from chairlift_cli.supervisor import LocalOptions, serve
+from chairlift_cli.tenants import TenantFiles, check_tenants, gateway_fields_for_clusters
 from chairlift_cli.view import LineView, LiveView, View
 from chairlift_engine import model_source
 from chairlift_operator.spec import InferencePool
-from chairlift_operator.spec_pods import Gateway, Resources
+from chairlift_operator.spec_pods import Resources
 
 
 def run_local(args: argparse.Namespace) -> int:
     pool = read_pool(args.file, args.settings)
     check_model(pool)
+    tenants = TenantFiles(
+        args.tenants_file, args.tenant_quotas, args.redis_password_file, args.redis_ca_file
+    )
+    check_tenants(pool, tenants)
     console = Console()
     live = console.is_terminal and not args.no_live
     view: View = LiveView(pool, console) if live else LineView()
@@ -33,6 +38,7 @@ def run_local(args: argparse.Namespace) -> int:
         batch_key=args.batch_key,
         run_dir=args.run_dir,
         journal_file=args.journal,
+        tenants=tenants,
     )
     asked_by = asyncio.run(serve(pool, options, view))
     return 128 + signal.SIGINT if asked_by == signal.SIGINT else 0
@@ -62,7 +68,7 @@ def fields_for_clusters(pool: InferencePool) -> list[str]:
         "runtime.resources": runtime.resources != Resources(),
         "runtime.podTemplate": bool(runtime.pod_template),
         "capacity.surge": spec.capacity is not None and spec.capacity.surge > 0,
-        "gateway": spec.gateway != Gateway(),
+        "gateway": gateway_fields_for_clusters(spec.gateway),
         "metrics.source: Prometheus": spec.metrics.source == "Prometheus",
     }
     return [name for name, is_said in said.items() if is_said]

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chairlift_cli.errors import CliError
+from chairlift_operator.api_group import KIND, QUOTA_KIND
+from chairlift_operator.plain_yaml import NotYaml, read_yaml
+from chairlift_operator.quota_parsing import parse_quota
+from chairlift_operator.quota_spec import TenantQuota
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import SpecError, parse_pool, with_overrides
 
@@ -16,22 +20,50 @@ def run_validate(files: Sequence[Path]) -> int:
     exit_code = 0
     for file in files:
         try:
-            pool = read_pool(file, ())
+            for name in _validated(file):
+                print(f"{file}: {name} is valid")
         except CliError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             exit_code = error.exit_code
-        else:
-            print(f"{file}: InferencePool {pool.name} is valid")
     return exit_code
 
 
-def read_pool(path: Path, settings: Sequence[str]) -> InferencePool:
+def read_quotas(path: Path) -> list[TenantQuota]:
+    """Every TenantQuota of a file; raise CliError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        documents = [document for document in read_yaml(_text(path)) if document is not None]
+        if not all(isinstance(document, dict) for document in documents):
+            raise CliError(f"{path}: holds what is no object: give TenantQuotas")
+        return [parse_quota(document) for document in documents]
+    except NotYaml as error:
+        raise CliError(f"{path}: {error.where}not valid YAML: {error}.") from error
+    except SpecError as error:
+        raise CliError(f"{path}: {_listed(error)}") from error
+
+
+def _validated(path: Path) -> list[str]:
+    """Kind and name of each object; raise CliError."""
+    try:
+        documents = read_yaml(_text(path))
+    except NotYaml:
+        documents = []  # said where it is read as what it should be
+    kinds = [document.get("kind") for document in documents if isinstance(document, dict)]
+    if kinds[:1] == [QUOTA_KIND]:
+        return [f"{QUOTA_KIND} {quota.name}" for quota in read_quotas(path)]
+    return [f"{KIND} {read_pool(path, ()).name}"]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise CliError(f"cannot read {path}: {error.strerror}; name an existing file") from error
     except UnicodeDecodeError as error:
         raise CliError(f"cannot read {path}: it is not UTF-8 text") from error
+
+
+def read_pool(path: Path, settings: Sequence[str]) -> InferencePool:
+    text = _text(path)
     try:
         pool = parse_pool(text)
     except SpecError as error:

@@ -23,6 +23,7 @@ from chairlift_cli.fleet import LocalFleet
 from chairlift_cli.gateway_process import GatewayProcess, claim_port
 from chairlift_cli.run_dir import RunDir, open_run_dir
 from chairlift_cli.stopping import Stopping, stop_signals, until
+from chairlift_cli.tenants import LocalQuotas, TenantFiles, open_store, tenant_arguments
 from chairlift_cli.view import View
 from chairlift_operator.spec import InferencePool
 
@@ -38,6 +39,7 @@ class LocalOptions:
     batch_key: str | None = None
     run_dir: Path | None = None
     journal_file: Path | None = None
+    tenants: TenantFiles = TenantFiles()
 
 
 async def serve(pool: InferencePool, options: LocalOptions, view: View) -> int | None:
@@ -54,9 +56,12 @@ async def serve(pool: InferencePool, options: LocalOptions, view: View) -> int |
             logging.basicConfig(filename=log_file, level=logging.INFO)
         logging.raiseExceptions = False  # a full disk must not write tracebacks there either
         batch_keys = [options.batch_key] if options.batch_key else []
-        gateway = GatewayProcess(port, run_dir, batch_keys, DRAIN_S)
+        arguments = tenant_arguments(pool, options.tenants)
+        gateway = GatewayProcess(port, run_dir, batch_keys, DRAIN_S, arguments)
         session = aiohttp.ClientSession(timeout=HTTP_TIMEOUT)
-        local = LocalPool(pool, gateway, run_dir, session, view)
+        store = open_store(pool, options.tenants)
+        quotas = LocalQuotas(pool, options.tenants, store, view.say)
+        local = LocalPool(pool, gateway, run_dir, session, view, quotas)
         try:
             if await until(stopping.asked, local.start()):
                 view.say(f"journal: {journal_file}")
@@ -65,6 +70,7 @@ async def serve(pool: InferencePool, options: LocalOptions, view: View) -> int |
         finally:
             view.close()
             await local.end()
+            await quotas.close()
             await session.close()
     return stopping.number
 
@@ -79,8 +85,10 @@ class LocalPool:
         run_dir: RunDir,
         session: aiohttp.ClientSession,
         view: View,
+        quotas: LocalQuotas,
     ) -> None:
         self._pool = pool
+        self._quotas = quotas
         self._fleet = LocalFleet(pool, run_dir, session, gateway.url, view)
         self._gateway = gateway
         self._session = session
@@ -88,6 +96,7 @@ class LocalPool:
 
     async def start(self) -> None:
         """Return when a request would be answered."""
+        await self._quotas.begin()
         await self._gateway.start(self._session)
         await self._fleet.start_first()
         url = f"{self._gateway.url}/v1"
@@ -103,7 +112,10 @@ class LocalPool:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._fleet.keep())
             tasks.create_task(self._keep_gateway())
-            await run_control_loop(self._pool, self._fleet, self._session, journal, self._view)
+            tasks.create_task(self._quotas.run())
+            await run_control_loop(
+                self._pool, self._fleet, self._session, journal, self._view, self._quotas
+            )
 
     async def drain(self, stopping: Stopping) -> None:
         """Let streams finish, until a second signal."""

@@ -13,6 +13,7 @@ LOOKS = {
     "pods.yaml": ("get", "pods", "--all-namespaces", "--output=yaml"),
     "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
     "pools.yaml": ("get", "inferencepools.chairlift.dev", "--all-namespaces", "--output=yaml"),
+    "quotas.yaml": ("get", "tenantquotas.chairlift.dev", "--all-namespaces", "--output=yaml"),
     "workloads.yaml": ("get", "deployments,replicasets,services,configmaps,leases",
                        "--all-namespaces", "--output=yaml"),
 }  # fmt: skip

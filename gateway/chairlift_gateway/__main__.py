@@ -22,7 +22,9 @@ from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
 from chairlift_gateway.endpoints import EndpointsError, EndpointSource, FileEndpoints
 from chairlift_gateway.identity import TenantsError, TenantsFile
-from chairlift_gateway.kubernetes_endpoints import ApiAccess, KubernetesEndpoints
+from chairlift_gateway.kubernetes_endpoints import KubernetesEndpoints
+from chairlift_gateway.kubernetes_tenants import KubernetesTenants
+from chairlift_gateway.kubernetes_watch import ApiAccess, NotInCluster
 
 # Longer than clients keep idle connections: one that closes under a request is an error to them.
 KEEPALIVE_S = 75
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_config(argv)
         source = _open_endpoints(config)
-        _check_tenants(config)
+        tenants = _open_tenants(config)
         listener = listen(config)
     except ConfigError as error:
         print(f"chairlift-gateway: {error}", file=sys.stderr)
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    asyncio.run(_serve(config, source, listener))
+    asyncio.run(_serve(config, source, tenants, listener))
     return 0
 
 
@@ -59,8 +61,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(config: GatewayConfig, source: EndpointSource, listener: socket.socket) -> None:
-    async with open_gateway(config, source) as gateway:
+async def _serve(
+    config: GatewayConfig,
+    source: EndpointSource,
+    tenants: KubernetesTenants | None,
+    listener: socket.socket,
+) -> None:
+    async with open_gateway(config, source, tenants) as gateway:
         server = _Server(
             uvicorn.Config(
                 gateway.app,
@@ -106,16 +113,21 @@ def _open_endpoints(config: GatewayConfig) -> EndpointSource:
             return FileEndpoints(config.endpoints_path)
         assert config.kubernetes_pool is not None
         return KubernetesEndpoints(ApiAccess.in_cluster(), config.kubernetes_pool)
-    except EndpointsError as error:
+    except (EndpointsError, NotInCluster) as error:
         raise ConfigError(f"{option}: {error}") from error
 
 
-def _check_tenants(config: GatewayConfig) -> None:
+def _open_tenants(config: GatewayConfig) -> KubernetesTenants | None:
+    """Those to be watched; a file is looked at, so that a bad one is said at the start."""
     if config.tenants_path is not None:
         try:
             TenantsFile(config.tenants_path)
         except TenantsError as error:
             raise ConfigError(f"--tenants-file: {error}") from error
+    if config.kubernetes_tenants is None or config.kubernetes_pool is None:
+        return None
+    namespace = config.kubernetes_pool.partition("/")[0]
+    return KubernetesTenants(ApiAccess.in_cluster(), namespace, config.kubernetes_tenants)
 
 
 def listen(config: GatewayConfig) -> socket.socket:

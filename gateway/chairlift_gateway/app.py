@@ -21,6 +21,7 @@ from chairlift_gateway.arrivals import ArrivalsPage, Changes
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import EndpointSource
 from chairlift_gateway.identity import Identification, TenantsFile
+from chairlift_gateway.kubernetes_tenants import KubernetesTenants
 from chairlift_gateway.metering import Metering
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import Refusal
@@ -100,8 +101,13 @@ class Gateway:
 
 
 @asynccontextmanager
-async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIterator[Gateway]:
-    """A gateway whose list of replicas is kept up to date; a watch that dies takes it down."""
+async def open_gateway(
+    config: GatewayConfig, source: EndpointSource, tenants: KubernetesTenants | None = None
+) -> AsyncIterator[Gateway]:
+    """A gateway whose list of replicas is kept up to date; a watch that dies takes it down.
+
+    tenants: instead of the file that the configuration names.
+    """
     changes = Changes()
     metrics = GatewayMetrics(changes.note)
     async with open_session() as session, asyncio.TaskGroup() as tasks:
@@ -117,8 +123,8 @@ async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIt
         watching = tasks.create_task(source.watch(upstream.publish))
         probing = tasks.create_task(upstream.probe())
         try:
-            async with _metering(config, metrics) as metering:
-                proxy = Proxy(config, _identification(config), metering, upstream, metrics)
+            async with _metering(config, metrics) as metering, _watched(tenants):
+                proxy = Proxy(config, _identification(config, tenants), metering, upstream, metrics)
                 yield Gateway(proxy, upstream, metrics, changes)
         finally:
             watching.cancel()
@@ -126,13 +132,24 @@ async def open_gateway(config: GatewayConfig, source: EndpointSource) -> AsyncIt
             await upstream.close()
 
 
-def _identification(config: GatewayConfig) -> Identification:
+def _identification(config: GatewayConfig, watched: KubernetesTenants | None) -> Identification:
     return Identification(
-        TenantsFile(config.tenants_path) if config.tenants_path else None,
+        TenantsFile(config.tenants_path) if config.tenants_path else watched,
         config.serves_anonymous,
         config.batch_key_digests,
         config.trusted_tenant_header,
     )
+
+
+@asynccontextmanager
+async def _watched(tenants: KubernetesTenants | None) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(tenants.watch()) if tenants is not None else None
+        try:
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
 
 
 @asynccontextmanager

@@ -28,8 +28,9 @@ class ConfigError(ValueError):
 class GatewayConfig:
     """`batch_key_digests` are SHA-256 hex digests, so that no API key lies in a process list.
 
-    Exactly one of `endpoints_path` and `kubernetes_pool` (namespace/name) is set. Without `redis`
-    tenants have no quotas.
+    Exactly one of `endpoints_path` and `kubernetes_pool` (namespace/name) is set, and at most one
+    of `tenants_path` and `kubernetes_tenants` (a ConfigMap's name). Without `redis` tenants have no
+    quotas.
     """
 
     endpoints_path: Path | None
@@ -47,6 +48,7 @@ class GatewayConfig:
     drain_s: float = 600.0
     log_level: str = "info"
     tenants_path: Path | None = None
+    kubernetes_tenants: str | None = None
     serves_anonymous: bool = True
     trusted_tenant_header: bytes | None = None
     redis: RedisAddress | None = None
@@ -70,6 +72,8 @@ class _Parser(argparse.ArgumentParser):
 def parse_config(argv: Sequence[str] | None) -> GatewayConfig:
     """Raise ConfigError; `--help` exits by itself."""
     args = _parser().parse_args(argv)
+    if args.kubernetes_tenants is not None and args.kubernetes_pool is None:
+        raise ConfigError("--kubernetes-tenants: needs --kubernetes-pool, to know the namespace")
     return GatewayConfig(
         endpoints_path=args.endpoints_file,
         kubernetes_pool=args.kubernetes_pool,
@@ -86,6 +90,7 @@ def parse_config(argv: Sequence[str] | None) -> GatewayConfig:
         drain_s=args.drain_s,
         log_level=args.log_level,
         tenants_path=args.tenants_file,
+        kubernetes_tenants=args.kubernetes_tenants,
         serves_anonymous=(args.anonymous or _usual_anonymous(args)) == "serve",
         trusted_tenant_header=args.trusted_tenant_header,
         redis=_redis(args),
@@ -96,7 +101,8 @@ def parse_config(argv: Sequence[str] | None) -> GatewayConfig:
 
 def _usual_anonymous(args: argparse.Namespace) -> str:
     """Whoever tells tenants apart means to know them."""
-    return "refuse" if args.tenants_file or args.trusted_tenant_header else "serve"
+    told = (args.tenants_file, args.kubernetes_tenants, args.trusted_tenant_header)
+    return "refuse" if any(told) else "serve"
 
 
 def _redis(args: argparse.Namespace) -> RedisAddress | None:
@@ -157,9 +163,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_tenants(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("who is served").add_argument
-    add("--tenants-file", type=Path, metavar="FILE",
+    group = parser.add_argument_group("who is served")
+    add = group.add_argument
+    known = group.add_mutually_exclusive_group()
+    known.add_argument("--tenants-file", type=Path, metavar="FILE",
         help="JSON, re-read when replaced: tenants and the SHA-256 of their API keys")  # fmt: skip
+    known.add_argument("--kubernetes-tenants", type=_name, metavar="CONFIGMAP",
+        help="watch the same JSON in this ConfigMap, in the namespace of the pool")  # fmt: skip
     add("--anonymous", choices=("serve", "refuse"),
         help="requests without a known tenant; refused where tenants are told apart")  # fmt: skip
     add("--trusted-tenant-header", type=_header, metavar="NAME",
@@ -204,6 +214,12 @@ def _header(text: str) -> bytes:
 def _pool(text: str) -> str:
     if not re.fullmatch(r"[-a-z0-9]+/[-a-z0-9]+", text):
         raise argparse.ArgumentTypeError(f"must be NAMESPACE/NAME of a pool, not {text!r}")
+    return text
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[-.a-z0-9]{1,253}", text):
+        raise argparse.ArgumentTypeError(f"must be the name of a ConfigMap, not {text!r}")
     return text
 
 

@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from chairlift_gateway.headers import RawHeaders, bearer_key, find
-from chairlift_gateway.openai_errors import unauthorized
+from chairlift_gateway.openai_errors import not_yet_known, unauthorized
 from chairlift_protocol.quota import ANONYMOUS, TENANT_PATTERN
 from chairlift_protocol.wire import RequestClass
 
@@ -49,6 +49,13 @@ class Keys:
     def find(self, key: bytes) -> Caller | None:
         """The time that a look-up takes tells of digests alone, which nobody can steer."""
         return self.callers.get(hashlib.sha256(key).hexdigest())
+
+
+class TenantsSource(Protocol):
+    """Keys that change by themselves. None before they were first read."""
+
+    @property
+    def keys(self) -> Keys | None: ...
 
 
 class TenantsFile:
@@ -96,7 +103,7 @@ class Identification:
     """tenants: None where keys name nobody. trusted_header: in which another gateway in front of
     this one names the tenant; clients must not reach this one past it."""
 
-    tenants: TenantsFile | None
+    tenants: TenantsSource | None
     serves_anonymous: bool
     batch_key_digests: tuple[str, ...] = ()
     trusted_header: bytes | None = None
@@ -127,8 +134,13 @@ class Identification:
     def _by_key(self, key: bytes | None) -> Caller | None:
         if key is None or self.tenants is None:
             return None
-        caller = self.tenants.keys.find(key)
-        if caller is None and not self._is_batch_key(key):
+        is_batch_key = self._is_batch_key(key)
+        if (keys := self.tenants.keys) is None:
+            if is_batch_key:
+                return None
+            raise not_yet_known()
+        caller = keys.find(key)
+        if caller is None and not is_batch_key:
             raise unauthorized("The API key is not known.")
         return caller
 

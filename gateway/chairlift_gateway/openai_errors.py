@@ -45,6 +45,15 @@ def unauthorized(why: str) -> Refusal:
     return Refusal(HTTPStatus.UNAUTHORIZED, "invalid_api_key", why, more_headers=challenge)
 
 
+def not_yet_known() -> Refusal:
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "tenants_unknown",
+        "This gateway has not learnt yet which API keys there are; please try again.",
+        retry_after_s=1,
+    )
+
+
 def too_large(limit_bytes: int) -> Refusal:
     return Refusal(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -1,4 +1,4 @@
-"""What Kubernetes calls a pool."""
+"""What Kubernetes calls a pool, and a quota."""
 
 from __future__ import annotations
 
@@ -9,3 +9,5 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "InferencePool"
 PLURAL: Final = "inferencepools"
+QUOTA_KIND: Final = "TenantQuota"
+QUOTA_PLURAL: Final = "tenantquotas"

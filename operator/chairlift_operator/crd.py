@@ -1,6 +1,6 @@
-"""The CustomResourceDefinition of `InferencePool`, made from the spec's and the status's classes.
+"""The CustomResourceDefinitions, made from the classes of each kind's spec and status.
 
-`python -m chairlift_operator.crd FILE` writes it (`make crds`); a test fails while the file in
+`python -m chairlift_operator.crd FOLDER` writes them (`make crds`); a test fails while a file in
 `crds/` is another. What the parser refuses is refused here too wherever a structural schema or CEL
 can say it, in words that say what to change.
 """
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import yaml
-
-from chairlift_operator.api_group import GROUP, KIND, PLURAL, VERSION
+from chairlift_operator.api_group import KIND, PLURAL
+from chairlift_operator.crd_form import Column, Resource, text
 from chairlift_operator.crd_text import DESCRIPTIONS, PLACES
+from chairlift_operator.quota_crd import QUOTAS
 from chairlift_operator.spec import PoolSpec
 from chairlift_operator.status_model import PoolStatus
-from chairlift_operator.structural_schema import Annotations, Json, Rule, schema_of
+from chairlift_operator.structural_schema import Annotations, Json, Rule
 
 _NAME: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
@@ -36,6 +36,12 @@ RULES: Final = {
             f"!has(self.capacity) || {_LEAST} <= self.capacity.replicas",
             "interactive.replicas.min and batch.replicas.min together are above "
             "capacity.replicas: lower a min or raise capacity.replicas",
+        ),
+        Rule(
+            "!has(self.gateway.anonymous) || self.gateway.anonymous != 'Refuse' || "
+            "has(self.quotas) || has(self.gateway.trustedTenantHeader)",
+            "gateway.anonymous: Refuse would refuse everybody, because nothing names tenants: add "
+            "quotas or gateway.trustedTenantHeader, or remove anonymous",
         ),
     ),
     "spec.model": (
@@ -62,6 +68,16 @@ RULES: Final = {
         Rule(
             "!has(self.url) || (has(self.source) && self.source == 'Prometheus')",
             "url only works with 'source: Prometheus': set that, or remove url",
+        ),
+    ),
+    "spec.quotas.redis": (
+        Rule(
+            "!has(self.caSecret) || self.url.startsWith('rediss://')",
+            "caSecret only works with a url that begins with rediss://: change one",
+        ),
+        Rule(
+            "!has(self.user) || has(self.passwordSecret)",
+            "user needs its password: add passwordSecret, or remove user",
         ),
     ),
     "spec.interactive": (_STEP_HOLDS_BATCH,),
@@ -93,85 +109,31 @@ EXTRA: Final[dict[str, Json]] = {
     "status.signals": {"x-kubernetes-list-type": "atomic"},
     "status.decisions": {"x-kubernetes-list-type": "atomic"},
 }
-# A pool at a glance: does it meet its objectives, where are the knobs, why did they last move.
-_COLUMNS = (
-    ("Model", "string", ".spec.model.name", 1),
-    ("Interactive", "string", ".status.interactive.replicas", 0),
-    ("Batch", "string", ".status.batch.replicas", 0),
-    ("SLO", "string", ".status.slo", 0),
-    ("Batch size", "integer", ".status.interactive.batchSize", 0),
-    ("Step tokens", "integer", ".status.interactive.stepTokens", 0),
-    ("Reason", "string", ".status.lastReason", 0),
-    ("Age", "date", ".metadata.creationTimestamp", 0),
+POOLS: Final = Resource(
+    kind=KIND,
+    plural=PLURAL,
+    short_name="ipool",
+    spec=PoolSpec,
+    status=PoolStatus,
+    notes=Annotations(DESCRIPTIONS, RULES, EXTRA),
+    places=PLACES,
+    # A pool at a glance: does it meet its objectives, where are the knobs, why did they last move.
+    columns=(
+        Column("Model", "string", ".spec.model.name", 1),
+        Column("Interactive", "string", ".status.interactive.replicas"),
+        Column("Batch", "string", ".status.batch.replicas"),
+        Column("SLO", "string", ".status.slo"),
+        Column("Batch size", "integer", ".status.interactive.batchSize"),
+        Column("Step tokens", "integer", ".status.interactive.stepTokens"),
+        Column("Reason", "string", ".status.lastReason"),
+        Column("Age", "date", ".metadata.creationTimestamp"),
+    ),
+    name_schema={"type": "string", "maxLength": 40, "pattern": _NAME},
+    sources="{spec*,crd*,status_model}.py",
 )
-
-
-def definition() -> Json:
-    notes = Annotations(DESCRIPTIONS, RULES, EXTRA)
-    names = {
-        "kind": KIND,
-        "listKind": "InferencePoolList",
-        "plural": PLURAL,
-        "singular": "inferencepool",
-        "shortNames": ["ipool"],
-        "categories": ["chairlift"],
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "names": names,
-            "scope": "Namespaced",
-            "versions": [_version(notes)],
-        },
-    }
-
-
-def _version(notes: Annotations) -> Json:
-    root: Json = {
-        "description": PLACES[""],
-        "type": "object",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"description": PLACES["apiVersion"], "type": "string"},
-            "kind": {"description": PLACES["kind"], "type": "string"},
-            "metadata": {
-                "type": "object",
-                "properties": {"name": {"type": "string", "maxLength": 40, "pattern": _NAME}},
-            },
-            "spec": schema_of(PoolSpec, "spec", notes),
-            "status": schema_of(PoolStatus, "status", notes),
-        },
-    }
-    columns = [
-        {"name": name, "type": kind, "jsonPath": path, **({"priority": p} if p else {})}
-        for name, kind, path, p in _COLUMNS
-    ]
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": root},
-    }
-
-
-def text() -> str:
-    header = (
-        "# Written by `make crds` from operator/chairlift_operator/{spec*,crd*,status_model}.py.\n"
-    )
-    return header + yaml.dump(definition(), Dumper=_PlainDumper, sort_keys=False, width=100)
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """Writes shared parts out instead of naming them."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+RESOURCES: Final = (POOLS, QUOTAS)
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(text(), encoding="utf-8")
+    for resource in RESOURCES:
+        Path(sys.argv[1], f"{resource.name}.yaml").write_text(text(resource), encoding="utf-8")

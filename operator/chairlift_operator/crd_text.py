@@ -135,6 +135,21 @@ DESCRIPTIONS: Final = {
     "spec.gateway.podTemplate": _TEMPLATE + "`gateway`.",
     "spec.gateway.service": "How the gateway is reached.",
     "spec.gateway.service.type": "ClusterIP, NodePort or LoadBalancer.",
+    "spec.gateway.anonymous": "Serve or Refuse requests that give no known key; left out: Refuse "
+    "where there are quotas or a trusted header, else Serve.",
+    "spec.gateway.trustedTenantHeader": "Header in which a gateway in front of this one names the "
+    "tenant; clients must not be able to go past that.",
+    "spec.quotas": "Tenants and their limits, by TenantQuota objects of this namespace; left out: "
+    "nobody is limited.",
+    "spec.quotas.redis": "Where limits and counts are kept: Redis 6.2 or newer, with "
+    "maxmemory-policy noeviction.",
+    "spec.quotas.redis.url": "redis://host:port/database, or rediss:// for TLS.",
+    "spec.quotas.redis.user": "ACL user of operator and gateways.",
+    "spec.quotas.redis.passwordSecret": "A Secret whose key `password` Redis asks for.",
+    "spec.quotas.redis.caSecret": "A Secret whose key `ca.crt` signed Redis' certificate; left "
+    "out: an authority that the system knows did.",
+    "spec.quotas.onRedisFailure": "While Redis is away: Local: each gateway goes by its share of "
+    "the limits; Allow: everybody, charged afterwards; Deny: nobody.",
     "spec.metrics": "Where the controller reads measurements.",
     "spec.metrics.source": "Direct: the engines' and gateways' own /metrics. Prometheus: beside "
     "them, for what happened over minutes and hours, and for pods that the operator cannot reach. "
@@ -171,7 +186,7 @@ DESCRIPTIONS: Final = {
     "status.gateway.ready": "How many serve.",
     "status.gateway.url": "Where clients in the cluster find it.",
     "status.conditions": "Accepted, Reconciled, Ready, MetricsAvailable, WithinSLO, "
-    "CapacityLimited, Tuned, and the mistakes BatchSizeBeyondObjective, "
+    "CapacityLimited, Tuned, QuotasEnforced, and the mistakes BatchSizeBeyondObjective, "
     "StepTokensBeyondObjective, SlotsHeldByOneTenant; each message says what to check.",
     "status.conditions[]": "One statement on the pool.",
     "status.conditions[].type": "What it is about.",

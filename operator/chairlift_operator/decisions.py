@@ -73,6 +73,7 @@ WORDS: Final = {
     "stepTokens": "step tokens",
     "batchShare": "batch share",
     "scheduling": "scheduling",
+    "tenantWeights": "weights of tenants",
     "replicas": "replicas",
 }
 

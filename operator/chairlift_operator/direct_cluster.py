@@ -7,7 +7,7 @@ simply is not named any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -53,7 +53,9 @@ class Fleet(Protocol):
 
 
 class DirectCluster:
-    """Implements `cluster.Cluster`. `now_s` is the clock that plans are made by."""
+    """Implements `cluster.Cluster`. `now_s` is the clock that plans are made by. weights: of
+    tenants, asked at each observation; None leaves engines' as they are.
+    """
 
     def __init__(
         self,
@@ -61,7 +63,9 @@ class DirectCluster:
         fleet: Fleet,
         session: aiohttp.ClientSession,
         now_s: Callable[[], float],
+        weights: Callable[[], Mapping[str, float] | None] = lambda: None,
     ) -> None:
+        self._weights = weights
         self._pool = pool
         self._fleet = fleet
         self._session = session
@@ -77,7 +81,8 @@ class DirectCluster:
             self._observe_gateway(),
             asyncio.gather(*(self._observe_replica(client) for client in clients)),
         )
-        return Snapshot(self._pool, self._now_s(), (*replicas, *starting), gateway)
+        seen = Snapshot(self._pool, self._now_s(), (*replicas, *starting), gateway)
+        return replace(seen, weights=self._weights())
 
     async def apply(self, actions: Sequence[Action]) -> tuple[ActionResult, ...]:
         return await apply_actions(actions, self._clients(), self._set_replicas)

@@ -54,6 +54,7 @@ def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) 
     for request_class in RequestClass:
         seen_ones = [seen for seen in answering if seen.request_class is request_class]
         here = _situation(pool, seen_ones, memory, now_s, request_class)
+        here = replace(here, weights=snapshot.weights)
         planned += [_planned(here, memory.of(seen.name, now_s), seen) for seen in seen_ones]
     reports = tuple(p.report for p in planned)
     health = pool_health(reports)

@@ -6,6 +6,7 @@ policy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,11 +15,12 @@ from chairlift_operator.memory import Knobs, ReplicaMemory
 from chairlift_operator.policy_changes import alike, next_generation
 from chairlift_operator.snapshot import PolicyReadback
 from chairlift_operator.spec import Aims, InferencePool
-from chairlift_protocol.policy import Generation, Policy, SloThresholds
+from chairlift_protocol.policy import Generation, Policy, SloThresholds, TenantPolicy
 from chairlift_protocol.wire import RequestClass
 
 # Cautious: on unknown hardware a step of this size is slow at worst, never a freeze.
 FIRST_KNOBS: Final = Knobs(batch_size=16, step_tokens=256)
+TOLD_TENANTS: Final = 5  # by name in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Situation:
     """What is the same this tick for every replica of one class.
 
     start_knobs: what a newcomer starts from. may_grow: False while the pool is only partly seen.
+    weights: of tenants; None leaves them.
     """
 
     pool: InferencePool
@@ -34,6 +37,7 @@ class Situation:
     start_knobs: Knobs
     may_grow: bool = True
     request_class: RequestClass = RequestClass.INTERACTIVE
+    weights: Mapping[str, float] | None = None
 
     @property
     def enforces(self) -> bool:
@@ -132,11 +136,30 @@ def settle(
         batch_class_share=share,
         slo=thresholds_of(here.aims),
         scheduling=scheduling_of(here.aims),
+        tenants=_weighted(told, here.weights),
     )
     ruling = replace(ruling, moves=(*ruling.moves, *_untold(here, ruling, told, policy)))
     if here.enforces:
         return _enforce(here, ruling, policy, told, report)
     return _recommend(here, ruling, knobs, report)
+
+
+def _weighted(told: Policy, weights: Mapping[str, float] | None) -> Mapping[str, TenantPolicy]:
+    """What else an engine was told of tenants stays."""
+    if weights is None:
+        return told.tenants
+    usual = TenantPolicy()
+    found = {
+        name: replace(told.tenants.get(name, usual), weight=weights.get(name, usual.weight))
+        for name in sorted(weights.keys() | told.tenants.keys())
+    }
+    return {name: tenant for name, tenant in found.items() if tenant != usual}
+
+
+def _told_weights(policy: Policy) -> str:
+    told = [f"{name} {tenant.weight:g}" for name, tenant in policy.tenants.items()]
+    more = [f"{len(told) - TOLD_TENANTS} more"] if len(told) > TOLD_TENANTS else []
+    return ", ".join(told[:TOLD_TENANTS] + more) or "all 1"
 
 
 def _untold(here: Situation, ruling: Ruling, told: Policy, policy: Policy) -> list[Change]:
@@ -152,6 +175,9 @@ def _untold(here: Situation, ruling: Ruling, told: Policy, policy: Policy) -> li
         reason = static if here.aims.is_static else "continuous: batch size and step tokens follow"
         modes = (before.scheduling, policy.scheduling)
         changes.append(Change("scheduling", *modes, f"the spec asks for {reason}"))
+    if before.tenants != policy.tenants:
+        weights = (_told_weights(before), _told_weights(policy))
+        changes.append(Change("tenantWeights", *weights, "the tenants' quotas ask for it"))
     if told.slo != policy.slo and not ruling.moves and not changes:
         slo = policy.slo
         reason = f"objectives are now TTFT {slo.ttft_ms:g} ms, ITL {slo.itl_ms:g} ms"

@@ -110,6 +110,7 @@ class Snapshot:
     """num_reserved: replicas of the capacity that something else needs meanwhile.
 
     windows: what Prometheus tells of minutes and hours; None for a pool that does without it.
+    weights: of tenants, as their quotas have it; None leaves engines' as they are.
     """
 
     pool: str
@@ -118,3 +119,4 @@ class Snapshot:
     gateway: GatewaySnapshot = GatewaySnapshot()
     num_reserved: int = 0
     windows: PoolWindows | None = None
+    weights: Mapping[str, float] | None = None

@@ -14,6 +14,7 @@ from pydantic import Field, Strict
 
 from chairlift_operator.spec_metrics import Metrics
 from chairlift_operator.spec_pods import Gateway
+from chairlift_operator.spec_quotas import Quotas
 from chairlift_operator.spec_runtime import Model, Runtime
 from chairlift_operator.spec_values import (
     BLOCK_TOKENS,
@@ -222,6 +223,7 @@ class PoolSpec:
     autoscaling: Autoscaling = Autoscaling()
     gateway: Gateway = Gateway()
     metrics: Metrics = Metrics()
+    quotas: Quotas | None = None
     mode: Literal["Enforce", "Recommend"] = "Enforce"
 
     def __post_init__(self) -> None:
@@ -232,6 +234,11 @@ class PoolSpec:
                 f"interactive.replicas.min {self.interactive.replicas.min} and "
                 f"batch.replicas.min {least_batch} make {least}, above capacity.replicas "
                 f"{self.num_replicas}: lower a min or raise capacity.replicas"
+            )
+        if self.gateway.anonymous == "Refuse" and not self.tells_tenants_apart:
+            raise ValueError(
+                "gateway.anonymous: Refuse would refuse everybody, because nothing names tenants: "
+                "add quotas or gateway.trustedTenantHeader, or remove anonymous"
             )
 
     def aims(self, request_class: RequestClass) -> Aims:
@@ -247,6 +254,10 @@ class PoolSpec:
         if request_class is RequestClass.INTERACTIVE:
             return self.interactive.replicas
         return self.batch.replicas if self.batch else BatchReplicaBounds()
+
+    @property
+    def tells_tenants_apart(self) -> bool:
+        return self.quotas is not None or self.gateway.trusted_tenant_header is not None
 
     @property
     def max_batch_share(self) -> float:

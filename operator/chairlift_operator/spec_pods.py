@@ -16,6 +16,7 @@ from chairlift_operator.spec_values import SPEC_CONFIG, Check, Name, matching, p
 
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _WEB_ADDRESS = re.compile(r"https?://[^\s/?#]+(?:/[^\s?#]*)?")
+_HEADER = re.compile(r"[A-Za-z0-9-]+")
 MAX_GATEWAYS: Final = 100
 
 
@@ -73,9 +74,19 @@ class GatewayService:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
+    """anonymous: requests without a known tenant; None refuses them where tenants are told apart.
+
+    trusted_tenant_header: in which a gateway in front of this one names the tenant.
+    """
+
     __pydantic_config__ = SPEC_CONFIG
     replicas: Annotated[int, Strict(), Field(ge=1, le=MAX_GATEWAYS)] = 2
     image: Image | None = None
     resources: Resources = Resources()
     pod_template: PodTemplate = field(default_factory=dict)
     service: GatewayService = GatewayService()
+    anonymous: Literal["Serve", "Refuse"] | None = None
+    trusted_tenant_header: (
+        Annotated[str, matching(_HEADER, "must be a header's name, like x-tenant"), printable(100)]
+        | None
+    ) = None

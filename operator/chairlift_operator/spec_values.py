@@ -85,13 +85,17 @@ def format_duration(duration_s: float) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
 
 
-def matching(pattern: re.Pattern[str], demand: str) -> Check:
+def matching(pattern: re.Pattern[str], demand: str, or_else: str | None = None) -> Check:
+    """or_else: a word that is taken too."""
+    text = pattern.pattern if or_else is None else f"{pattern.pattern}|{re.escape(or_else)}"
+    whole = re.compile(text)
+
     def check(value: object) -> object:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
+        if not isinstance(value, str) or not whole.fullmatch(value):
             raise ValueError(demand)
         return value
 
-    return Check(check, {"pattern": f"^(?:{pattern.pattern})$"}, is_first=True)
+    return Check(check, {"pattern": f"^(?:{text})$"}, is_first=True)
 
 
 def at_least(least: str) -> Check:

@@ -116,7 +116,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
         return TypeAdapter(hint)
     inner, *notes = get_args(hint)
     bare = [n for note in notes for n in (note.metadata if isinstance(note, FieldInfo) else [note])]
-    return TypeAdapter(Annotated[(inner, *bare)])
+    return TypeAdapter(Annotated[(inner, *bare)] if bare else inner)
 
 
 def _unwrapped(hint: Any) -> Any:

@@ -22,6 +22,9 @@ DEFAULT_TENANT: Final = "*"
 # Field of the limits' hash that changes whenever any other field does.
 REVISION_FIELD: Final = "#"
 
+# Where gateways on Kubernetes find their file of tenants, in the ConfigMap that is theirs.
+TENANTS_KEY: Final = "tenants.json"
+
 MAX_TOKENS_PER_MINUTE: Final = 1_000_000_000
 MAX_REQUESTS_PER_MINUTE: Final = 1_000_000
 MAX_CONCURRENCY: Final = 100_000

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from chairlift_cli.__main__ import main
 from chairlift_gateway.identity import Caller, parse_tenants
+from chairlift_operator.quotas.key_secrets import SecretKeys, read_keys
 from chairlift_protocol.wire import RequestClass
 
 
@@ -58,3 +61,15 @@ def test_what_cannot_be_done_is_said_in_a_sentence_and_changes_nothing(
     assert main(["key", "create", tenant, "-f", str(path)]) == 2
     assert said in capsys.readouterr().err
     assert (path.read_text() if path.exists() else None) == content
+
+
+def test_a_secret_holds_the_key_as_the_operator_reads_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["key", "create", "acme", "--secret", "acme-keys"]) == 0
+    secret = json.loads(capsys.readouterr().out)
+    assert (secret["kind"], secret["metadata"]["name"]) == ("Secret", "acme-keys")
+    text = secret["stringData"]["key"]
+    data = {"key": base64.b64encode(text.encode()).decode()}  # as the API server keeps it
+    read = read_keys("acme-keys", {**secret, "data": data})
+    assert read == SecretKeys((hashlib.sha256(text.encode()).hexdigest(),))

@@ -47,12 +47,23 @@ def test_all_that_is_wrong_is_said_and_the_other_files_are_looked_at(
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(
-        "apiVersion: chairlift.dev/v1alpha1\nkind: InferencePool\nspec: {quotas: {}}\n"
+        "apiVersion: chairlift.dev/v1alpha1\nkind: InferencePool\nspec: {tenancy: {}}\n"
     )
     assert main(["validate", "-f", str(wrong), "-f", str(EXAMPLES[0])]) == 2
     seen = capsys.readouterr()
-    assert "metadata: is missing" in seen.err and "spec.quotas: is not a field here" in seen.err
+    assert "metadata: is missing" in seen.err and "spec.tenancy: is not a field here" in seen.err
     assert f"{EXAMPLES[0]}: InferencePool chat is valid" in seen.out
+
+
+def test_quotas_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[2] / "examples" / "tenants" / "fleet.yaml"
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(example.read_text().replace("burst: 30s", "burst: 11m"))
+    assert main(["validate", "-f", str(example), "-f", str(wrong)]) == 2
+    seen = capsys.readouterr()
+    assert f"{example}: TenantQuota acme is valid" in seen.out
+    assert f"{example}: TenantQuota everybody-else is valid" in seen.out
+    assert "spec.interactive: burst 660s is above 600s: lower it" in seen.err
 
 
 @pytest.fixture

@@ -64,7 +64,10 @@ def test_examples_are_accepted_and_say_the_same_here_and_there(
         ({"interactive": {"slo": {"interTokenLatency": {"threshold": "fast"}}}}, "should match"),
         ({"autoscaling": {"mode": "Sometimes"}}, 'supported values: "Managed", "External", "Off"'),
         ({"gateway": {"replicas": 0}}, "should be greater than or equal to 1"),
-        ({"quotas": {}}, 'unknown field "spec.quotas"'),
+        ({"quota": {}}, 'unknown field "spec.quota"'),
+        ({"quotas": {"redis": {"url": "redis://redis:6379", "caSecret": "ca"}}},
+         "caSecret only works with a url that begins with rediss://"),
+        ({"gateway": {"anonymous": "Refuse"}}, "gateway.anonymous: Refuse would refuse everybody"),
     ],
 )  # fmt: skip
 def test_a_wrong_spec_is_refused_with_what_to_change(
@@ -72,6 +75,35 @@ def test_a_wrong_spec_is_refused_with_what_to_change(
 ) -> None:
     with pytest.raises(KubectlError) as caught:
         _dry(kube, namespace, _pool(**sections))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"tenant": "*", "keys": [{"secret": "k"}]}, "stand for requests without a key"),
+        ({"tenant": "Acme Ltd"}, "should match"),
+        ({"interactive": {"whenIdle": "Borrow"}}, "whenIdle: Borrow lends tokens"),
+        ({"interactive": {"tokensPerMinute": -1}}, "should be greater than or equal to 0"),
+        ({"batch": {"burst": "11m"}}, "burst is above 10m: lower it"),
+        ({"keys": [{"secret": "k", "class": "urgent"}]}, "supported values:"),
+        ({"keys": [{"secret": "k"}] * 17}, "must have at most 16 items"),
+        ({"tenant": "*", "weight": 2}, "who have weight 1: remove weight"),
+        ({"weight": 0}, "should be greater than or equal to 0.001"),
+        ({"priority": 2}, 'unknown field "spec.priority"'),
+    ],
+)  # fmt: skip
+def test_a_wrong_quota_is_refused_with_what_to_change(
+    kube: Kube, namespace: str, sections: Json, sentence: str
+) -> None:
+    quota = {
+        "apiVersion": "chairlift.dev/v1alpha1",
+        "kind": "TenantQuota",
+        "metadata": {"name": "acme"},
+        "spec": {"poolRef": {"name": "chat"}, "tenant": "acme", **copy.deepcopy(sections)},
+    }
+    with pytest.raises(KubectlError) as caught:
+        _dry(kube, namespace, quota)
     assert sentence in str(caught.value)
 
 

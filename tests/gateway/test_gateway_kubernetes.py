@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,9 +14,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from chairlift_gateway.app import open_gateway
 from chairlift_gateway.choice import Replica
-from chairlift_gateway.endpoints import EndpointsError
-from chairlift_gateway.kubernetes_endpoints import ApiAccess, KubernetesEndpoints, replicas_of
+from chairlift_gateway.config import GatewayConfig
+from chairlift_gateway.identity import Identification
+from chairlift_gateway.kubernetes_endpoints import KubernetesEndpoints, replicas_of
+from chairlift_gateway.kubernetes_tenants import KubernetesTenants
+from chairlift_gateway.kubernetes_watch import ApiAccess, NotInCluster
+from chairlift_gateway.openai_errors import Refusal
 from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]
@@ -73,7 +79,7 @@ def test_slices_of_other_services_are_left_out() -> None:
 
 
 def test_outside_of_a_pod_it_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(EndpointsError, match="KUBERNETES_SERVICE_HOST"):
+    with pytest.raises(NotInCluster, match="KUBERNETES_SERVICE_HOST"):
         ApiAccess.in_cluster(tmp_path, {})
 
 
@@ -106,33 +112,41 @@ class FakeApi:
 
 
 @asynccontextmanager
-async def _watched(
-    api: FakeApi,
-) -> AsyncIterator[tuple[KubernetesEndpoints, Callable[..., Awaitable[None]]]]:
-    """The source while it watches, and a wait until it has published those names."""
+async def _served(api: FakeApi, path: str) -> AsyncIterator[ApiAccess]:
     app = web.Application()
-    app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/team/endpointslices", api.answer)
+    app.router.add_get(path, api.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    access = ApiAccess(f"http://{host}:{port}", ssl.create_default_context(), lambda: "t0ken")
-    source, published = KubernetesEndpoints(access, "team/chat"), asyncio.Queue[list[str]]()
-    watching = asyncio.create_task(
-        source.watch(lambda replicas: published.put_nowait([r.name for r in replicas]))
-    )
-
-    async def until(*names: str) -> None:
-        async with asyncio.timeout(10):
-            while await published.get() != list(names):
-                pass
-
     try:
-        yield source, until
+        yield ApiAccess(f"http://{host}:{port}", ssl.create_default_context(), lambda: "t0ken")
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def _watched(
+    api: FakeApi,
+) -> AsyncIterator[tuple[KubernetesEndpoints, Callable[..., Awaitable[None]]]]:
+    """The source while it watches, and a wait until it has published those names."""
+    path = "/apis/discovery.k8s.io/v1/namespaces/team/endpointslices"
+    async with _served(api, path) as access:
+        source, published = KubernetesEndpoints(access, "team/chat"), asyncio.Queue[list[str]]()
+        watching = asyncio.create_task(
+            source.watch(lambda replicas: published.put_nowait([r.name for r in replicas]))
+        )
+
+        async def until(*names: str) -> None:
+            async with asyncio.timeout(10):
+                while await published.get() != list(names):
+                    pass
+
+        try:
+            yield source, until
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 def test_changes_are_published_as_they_come() -> None:
@@ -184,5 +198,86 @@ def test_an_api_server_that_is_away_takes_no_replica_out() -> None:
             api.slices, api.is_down = [_slice("a", "two")], False
             await until("two")
             assert [r.name for r in source.latest()] == ["two"]
+
+    asyncio.run(main())
+
+
+def _map(*tenants: str, text: str | None = None) -> Json:
+    """Each tenant's key is its name."""
+    listed = [
+        {"tenant": name, "keys": [{"sha256": hashlib.sha256(name.encode()).hexdigest()}]}
+        for name in tenants
+    ]
+    data = {"tenants.json": text or json.dumps({"tenants": listed})}
+    return {"metadata": {"name": "chat-tenants", "resourceVersion": "7"}, "data": data}
+
+
+def _answer(who: Identification, key: str) -> str | int:
+    """The tenant, or the status of the refusal."""
+    try:
+        headers = [(b"authorization", f"Bearer {key}".encode())]
+        return who.caller(headers, is_batch_path=False).tenant
+    except Refusal as refusal:
+        return refusal.status
+
+
+def test_a_key_that_the_operator_writes_or_takes_counts_at_once() -> None:
+    async def main() -> None:
+        api = FakeApi()
+        async with _served(api, "/api/v1/namespaces/team/configmaps") as access:
+            tenants = KubernetesTenants(access, "team", "chat-tenants")
+            who = Identification(tenants, serves_anonymous=False)
+            watching = asyncio.create_task(tenants.watch())
+
+            async def until(key: str, answer: str | int) -> None:
+                async with asyncio.timeout(10):
+                    while _answer(who, key) != answer:
+                        await asyncio.sleep(0.01)
+
+            try:
+                while not api.num_lists:
+                    await asyncio.sleep(0.01)
+                assert _answer(who, "acme") == 503  # not 401: nobody has said who there is
+                api.events.put_nowait({"type": "ADDED", "object": _map("acme")})
+                await until("acme", "acme")
+                api.events.put_nowait({"type": "MODIFIED", "object": _map("beta")})
+                await until("acme", 401)
+                assert _answer(who, "beta") == "beta"
+                # What cannot be read, and what is gone, takes no key from anybody.
+                api.events.put_nowait({"type": "MODIFIED", "object": _map(text="broken")})
+                api.events.put_nowait({"type": "DELETED", "object": _map()})
+                api.events.put_nowait({"type": "ADDED", "object": _map("beta", "gamma")})
+                seen = set()
+                async with asyncio.timeout(10):
+                    while _answer(who, "gamma") != "gamma":
+                        seen.add(_answer(who, "beta"))
+                        await asyncio.sleep(0)
+                assert seen <= {"beta"}
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+class NoReplicas:
+    def latest(self) -> tuple[Replica, ...]:
+        return ()
+
+    async def watch(self, publish: Callable[[tuple[Replica, ...]], None]) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_gateway_watches_its_tenants_for_as_long_as_it_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        api = FakeApi()
+        api.slices = [_map("acme")]
+        config = GatewayConfig(None, "token", "team/chat", kubernetes_tenants="chat-tenants")
+        async with _served(api, "/api/v1/namespaces/team/configmaps") as access:
+            tenants = KubernetesTenants(access, "team", "chat-tenants")
+            async with asyncio.timeout(10), open_gateway(config, NoReplicas(), tenants):
+                while tenants.keys is None:
+                    await asyncio.sleep(0.01)
+            assert tenants.keys.find(b"acme") is not None
 
     asyncio.run(main())

@@ -227,3 +227,13 @@ def test_quotas_are_those_of_the_pool_that_is_watched_or_named(arguments: list[s
     assert config.quota_pool == "team/chat"
     config = parse_config([*arguments[2:], *redis, "--kubernetes-pool", "team/chat"])
     assert config.quota_pool == "team/chat"
+
+
+def test_tenants_on_kubernetes_are_those_of_the_pools_namespace(arguments: list[str]) -> None:
+    watched = ["--kubernetes-tenants", "chat-tenants"]
+    config = parse_config([*arguments[2:], *watched, "--kubernetes-pool", "team/chat"])
+    assert config.kubernetes_tenants == "chat-tenants" and not config.serves_anonymous
+    with pytest.raises(ConfigError, match="--kubernetes-tenants: needs --kubernetes-pool"):
+        parse_config([*arguments, *watched])
+    with pytest.raises(ConfigError, match="not allowed with argument"):
+        parse_config([*arguments, *watched, "--tenants-file", "t"])

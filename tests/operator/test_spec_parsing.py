@@ -66,7 +66,10 @@ def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_repli
             "spec.interactive.slo.interTokenLatency.treshold: is not a field here; did you mean "
             "threshold?",
         ),
-        (_with("  quotas: {}\n"), "spec.quotas: is not a field here: remove it; known here: model"),
+        (
+            _with("  tenancy: {}\n"),
+            "spec.tenancy: is not a field here: remove it; known here: model",
+        ),
         (
             _with("  batch: {}\n"),
             "spec.batch: batch work would have nowhere to run: set replicas.max",

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chairlift_gateway.config import parse_config
 from chairlift_operator.kube import names
 from chairlift_operator.kube.children import Owner, children
 from chairlift_operator.kube.pods import LAST_WORDS_S, PRE_STOP_S, engine_template, revision_of
@@ -254,3 +256,76 @@ def test_only_start_up_values_restart_engines(
     before, after = make_pool(), make_pool(**change)
     assert (revision_of(before, INTERACTIVE) != revision_of(after, INTERACTIVE)) is restarts
     assert (_template(before, settings) != _template(after, settings)) is restarts
+
+
+QUOTAS: Json = {
+    "redis": {
+        "url": "rediss://redis:6379/0",
+        "user": "gateway",
+        "passwordSecret": "redis-password",
+        "caSecret": "redis-ca",
+    },
+    "onRedisFailure": "Deny",
+}
+
+
+def test_without_quotas_a_gateway_is_told_nothing_of_tenants(
+    make_pool: MakePool, render: Any
+) -> None:
+    made = render(make_pool())
+    (container,) = made["Deployment/chat-gateway"]["spec"]["template"]["spec"]["containers"]
+    assert not [a for a in container["args"] if "quota" in a or "tenant" in a or "anonym" in a]
+    assert len(made["Role/chat-gateway"]["rules"]) == 1
+
+
+def test_quotas_become_arguments_and_secrets_become_files(make_pool: MakePool, render: Any) -> None:
+    gateway = {"anonymous": "Serve", "trustedTenantHeader": "X-Tenant"}
+    made = render(make_pool(quotas=QUOTAS, gateway=gateway))
+    pod = made["Deployment/chat-gateway"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    config_arguments = [
+        "--kubernetes-tenants=chat-tenants",
+        "--quota-redis=rediss://redis:6379/0",
+        "--quota-redis-user=gateway",
+        "--quota-redis-password-file=/etc/chairlift/redis/password",
+        "--quota-redis-ca-file=/etc/chairlift/redis-ca/ca.crt",
+        "--quota-on-redis-failure=deny",
+        "--anonymous=serve",
+        "--trusted-tenant-header=X-Tenant",
+    ]
+    assert set(config_arguments) <= set(container["args"])
+    files = {
+        f"{mount['mountPath']}/{item['path']}": (volume["secret"]["secretName"], item["key"])
+        for volume in pod["volumes"]
+        for mount in container["volumeMounts"]
+        if mount["name"] == volume["name"]
+        for item in volume["secret"]["items"]
+    }
+    assert files["/etc/chairlift/redis/password"] == ("redis-password", "password")
+    assert files["/etc/chairlift/redis-ca/ca.crt"] == ("redis-ca", "ca.crt")
+
+
+def test_the_gateway_understands_what_it_is_told_of_tenants(
+    make_pool: MakePool, render: Any, tmp_path: Path
+) -> None:
+    gateway = {"anonymous": "Serve", "trustedTenantHeader": "X-Tenant"}
+    made = render(make_pool(quotas=QUOTAS, gateway=gateway))
+    (container,) = made["Deployment/chat-gateway"]["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "token").write_text("secret")
+    given = [a for a in container["args"] if not a.startswith("--internal-token-file")]
+    config = parse_config([*given, f"--internal-token-file={tmp_path / 'token'}"])
+    assert config.redis is not None and config.redis.is_encrypted
+    assert config.redis.user == "gateway" and config.quota_pool == "team/chat"
+    assert (config.kubernetes_tenants, config.serves_anonymous) == ("chat-tenants", True)
+    assert config.on_redis_failure.value == "deny"
+    assert config.trusted_tenant_header == b"x-tenant"
+
+
+def test_a_gateway_may_watch_its_own_tenants_and_no_other_configmap(
+    make_pool: MakePool, render: Any
+) -> None:
+    rules = render(make_pool(quotas=QUOTAS))["Role/chat-gateway"]["rules"]
+    (rule,) = [rule for rule in rules if "configmaps" in rule["resources"]]
+    assert rule["resourceNames"] == ["chat-tenants"]
+    assert rule["verbs"] == ["get", "list", "watch"]
+    assert not [rule for rule in rules if "secrets" in rule["resources"]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from chairlift_operator.kube import names
+from chairlift_operator.kube.gateway_tenants import redis_volumes, tenant_arguments, tenant_rules
 from chairlift_operator.kube.merging import Json, merged
 from chairlift_operator.kube.pods import (
     CONTAINER_SECURITY,
@@ -34,7 +35,12 @@ def gateway_children(pool: InferencePool, settings: Settings) -> list[Json]:
     rbac = "rbac.authorization.k8s.io/v1"
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}},
-        {"apiVersion": rbac, "kind": "Role", "metadata": {"name": name}, "rules": [WATCHED]},
+        {
+            "apiVersion": rbac,
+            "kind": "Role",
+            "metadata": {"name": name},
+            "rules": [WATCHED, *tenant_rules(pool)],
+        },
         {
             "apiVersion": rbac,
             "kind": "RoleBinding",
@@ -114,7 +120,9 @@ def _template(pool: InferencePool, settings: Settings) -> Json:
         f"--kubernetes-pool={pool.namespace}/{pool.name}",
         f"--internal-token-file={names.TOKEN_DIR}/{names.INTERNAL_TOKEN_KEY}",
         f"--drain-s={drain_s:g}",
+        *tenant_arguments(pool),
     ]
+    volumes, mounts = redis_volumes(pool)
     token = {"key": names.INTERNAL_TOKEN_KEY, "path": names.INTERNAL_TOKEN_KEY}
     probe = {"httpGet": {"path": LIVE_PATH, "port": names.GATEWAY_PORT}, "timeoutSeconds": 2}
     container = {
@@ -129,7 +137,10 @@ def _template(pool: InferencePool, settings: Settings) -> Json:
         # Alive is enough to serve: without any replica it holds requests for a while.
         "readinessProbe": {**probe, "periodSeconds": 2},
         "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
-        "volumeMounts": [{"name": "tokens", "mountPath": names.TOKEN_DIR, "readOnly": True}],
+        "volumeMounts": [
+            {"name": "tokens", "mountPath": names.TOKEN_DIR, "readOnly": True},
+            *mounts,
+        ],
     }
     return {
         "metadata": {"annotations": scraped_at(names.GATEWAY_PORT)},
@@ -143,7 +154,8 @@ def _template(pool: InferencePool, settings: Settings) -> Json:
                 {
                     "name": "tokens",
                     "secret": {"secretName": names.tokens(pool.name), "items": [token]},
-                }
+                },
+                *volumes,
             ],
         },
     }

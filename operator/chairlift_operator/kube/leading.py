@@ -35,6 +35,7 @@ from chairlift_operator.kube.settings import (
     Settings,
 )
 from chairlift_operator.kube.starting import until_served
+from chairlift_operator.kube.tenancy_start import start_tenancy
 from chairlift_operator.kube.tools import Tools
 from chairlift_operator.kube.watching import PoolKey, Reflector, Store
 
@@ -89,26 +90,42 @@ class Operator:
                     for reflector in reflectors:
                         await self._until(reflector.is_synced)
                     self.is_synced = True
-                    clock = AnchoredClock()
-                    listening = Listening(session, clock)
-                    tasks.create_task(listening.run())
-                    polling = Polling(session, clock, self.metrics.count_answer)
-                    tasks.create_task(polling.run())
-                    tools = Tools(
-                        api=api.guarded_by(lease.is_held),
-                        session=session,
-                        stores=stores,
-                        settings=self._settings,
-                        now_s=clock,
-                        listening=listening,
-                        on_plan=self.metrics.count_plan,
-                        polling=polling,
-                        on_snapshot=self.metrics.count_snapshot,
-                    )
+                    tools = self._tools(api, lease, session, stores, tasks)
                     await self._lead(lease, tools, tasks)
             finally:
                 with contextlib.suppress(ApiError):  # a standby waits for the lease to run out
                     await lease.release()
+
+    def _tools(
+        self,
+        api: Api,
+        lease: Lease,
+        session: aiohttp.ClientSession,
+        stores: Stores,
+        tasks: asyncio.TaskGroup,
+    ) -> Tools:
+        """What pools share, and its tasks."""
+        settings, clock = self._settings, AnchoredClock()
+        listening = Listening(session, clock)
+        tasks.create_task(listening.run())
+        polling = Polling(session, clock, self.metrics.count_answer)
+        tasks.create_task(polling.run())
+        guarded = api.guarded_by(lease.is_held)
+        tenancy = start_tenancy(
+            guarded, lease, stores, settings, self._pools, clock, self.wake, tasks
+        )
+        return Tools(
+            api=guarded,
+            session=session,
+            stores=stores,
+            settings=settings,
+            now_s=clock,
+            listening=listening,
+            on_plan=self.metrics.count_plan,
+            polling=polling,
+            on_snapshot=self.metrics.count_snapshot,
+            tenancy=tenancy,
+        )
 
     def _turned(self) -> None:
         self.turned_at_s = time.monotonic()

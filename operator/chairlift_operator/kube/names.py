@@ -10,6 +10,8 @@ from chairlift_operator.api_group import API_VERSION as API_VERSION
 from chairlift_operator.api_group import GROUP as GROUP
 from chairlift_operator.api_group import KIND as KIND
 from chairlift_operator.api_group import PLURAL as PLURAL
+from chairlift_operator.api_group import QUOTA_KIND as QUOTA_KIND
+from chairlift_operator.api_group import QUOTA_PLURAL as QUOTA_PLURAL
 from chairlift_operator.api_group import VERSION as VERSION
 from chairlift_protocol.wire import RequestClass
 
@@ -58,6 +60,10 @@ POLICY_DIR: Final = "/etc/chairlift/policy"
 TOKEN_DIR: Final = "/etc/chairlift/tokens"
 ADMIN_TOKEN_KEY: Final = "admin-token"
 INTERNAL_TOKEN_KEY: Final = "internal-token"
+REDIS_DIR: Final = "/etc/chairlift/redis"
+PASSWORD_KEY: Final = "password"
+CA_DIR: Final = "/etc/chairlift/redis-ca"
+CA_KEY: Final = "ca.crt"
 COSTS_KEY: Final = "step-costs.json"
 
 
@@ -76,6 +82,11 @@ def tokens(pool: str) -> str:
 
 def policies(pool: str) -> str:
     return f"{pool}-policy"
+
+
+def tenants(pool: str) -> str:
+    """The ConfigMap in which gateways find whose each API key is."""
+    return f"{pool}-tenants"
 
 
 def policy_key(request_class: RequestClass) -> str:

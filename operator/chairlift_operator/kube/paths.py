@@ -28,6 +28,7 @@ class Kind:
 
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 POOL: Final = Kind(names.KIND, f"/apis/{names.API_VERSION}", names.PLURAL)
+QUOTA: Final = Kind(names.QUOTA_KIND, f"/apis/{names.API_VERSION}", names.QUOTA_PLURAL)
 POD: Final = Kind("Pod", "/api/v1", "pods")
 SECRET: Final = Kind("Secret", "/api/v1", "secrets")
 EVENT: Final = Kind("Event", "/api/v1", "events")

@@ -13,8 +13,7 @@ from typing import Any
 
 from chairlift_operator.cluster import ActionResult
 from chairlift_operator.control_loop import ControlLoop, Tick
-from chairlift_operator.decisions import Action
-from chairlift_operator.kube import names
+from chairlift_operator.decisions import Action, Condition
 from chairlift_operator.kube.acting import Actor
 from chairlift_operator.kube.api import ApiError
 from chairlift_operator.kube.children import Owner, classes_of
@@ -31,10 +30,12 @@ from chairlift_operator.kube.polling import (
     lacks_url,
     prometheus_url,
 )
-from chairlift_operator.kube.reporting import Reporter
+from chairlift_operator.kube.quota_seen import pool_seen
+from chairlift_operator.kube.reporting import Reporter, event_reason
 from chairlift_operator.kube.resting import is_at_rest, stirs
 from chairlift_operator.kube.rolling import Roller, RolloutState
 from chairlift_operator.kube.settings import LOOK_S, REST_S
+from chairlift_operator.kube.spec_reading import SpecReader
 from chairlift_operator.kube.status import StatusInput, from_json, status_of
 from chairlift_operator.kube.tending import Tender
 from chairlift_operator.kube.tokens import Tokens
@@ -42,9 +43,9 @@ from chairlift_operator.kube.tools import Tools
 from chairlift_operator.kube.watching import PoolKey
 from chairlift_operator.memory import Memory
 from chairlift_operator.plan import Plan
-from chairlift_operator.snapshot import Snapshot
+from chairlift_operator.snapshot import GatewaySnapshot, Snapshot
 from chairlift_operator.spec import InferencePool
-from chairlift_operator.spec_parsing import SpecError, parse_pool
+from chairlift_operator.spec_parsing import SpecError
 from chairlift_protocol.wire import RequestClass
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ class PoolController:
         self._trouble: str | None = None
         self._refused: tuple[str, ...] = ()
         self._is_anothers = False
-        self._parsed: tuple[Any, InferencePool] | None = None
+        self._reader = SpecReader()
+        self._told_quotas: Condition | None = None
         self._settled: tuple[InferencePool, int] | None = None
         self._idle_since_s = tools.now_s()
         self._rest: Snapshot | None = None
@@ -89,6 +91,8 @@ class PoolController:
         """Children, drains and replacements, as far as they can go now."""
         pool = self._accepted(body)
         if pool is not None and self._settled == (pool, self._objects.num_changes):
+            if self._quotas() != self._told_quotas:
+                await self._report(None)
             return  # our own status came back
         self._rest = None
         is_done = pool is not None and await self._tried(self._reconcile(pool))
@@ -109,9 +113,10 @@ class PoolController:
         self._loop.pool = pool
         tick = self._last = await self._loop.tick()
         self._tools.on_plan(tick.plan)
+        self._tell_tenancy(tick.plan, tick.snapshot.gateway)
         for decision in tick.plan.decisions:
             told = f"{decision.replica}: {decision.sentence}"  # logged by the loop
-            self._notes.append((_event_reason(decision.field), told))
+            self._notes.append((event_reason(decision.field), told))
         self._note_rest(pool, tick)
         await self._tried(self._keep_planned(pool, self._loop.memory))
         await self._report(tick.plan)
@@ -130,7 +135,17 @@ class PoolController:
             return False
         seen = await self._observer.gateways.hear(self._prometheus(self._loop.pool))
         self._loop.memory = self._loop.memory.with_arrivals(seen)
-        return not stirs(last.gateway, seen)
+        rests = not stirs(last.gateway, seen)
+        if rests and self._last is not None:
+            self._tell_tenancy(self._last.plan, seen)
+        return rests
+
+    def _tell_tenancy(self, made: Plan, gateway: GatewaySnapshot) -> None:
+        if self._tools.tenancy is not None:
+            self._tools.tenancy.saw(self._key, pool_seen(made, gateway, self._tools.now_s()))
+
+    def _quotas(self) -> Condition | None:
+        return self._tools.tenancy.condition(self._key) if self._tools.tenancy else None
 
     async def observe(self) -> Snapshot:
         assert self._loop is not None
@@ -143,6 +158,8 @@ class PoolController:
         )
         if lacks_url(pool, self._tools.settings):
             snapshot = replace(snapshot, windows=NAMELESS)
+        if self._tools.tenancy is not None:
+            snapshot = replace(snapshot, weights=self._tools.tenancy.weights(self._key))
         self._tools.on_snapshot(snapshot)
         return snapshot
 
@@ -158,18 +175,14 @@ class PoolController:
     def _accepted(self, body: Json) -> InferencePool | None:
         """The spec, or None with the trouble noted: a pool runs on as it was."""
         self._body = body
-        metadata = {name: body["metadata"][name] for name in ("name", "namespace")}
-        kind = {"apiVersion": names.API_VERSION, "kind": names.KIND}
-        if self._parsed is None or self._parsed[0] != body.get("spec"):
-            try:
-                pool = parse_pool({**kind, "metadata": metadata, "spec": body.get("spec")})
-            except SpecError as error:
-                self._trouble = " ".join(error.problems)
-                return None
-            self._parsed = (body.get("spec"), pool)
+        try:
+            pool = self._reader.read(body)
+        except SpecError as error:
+            self._trouble = " ".join(error.problems)
+            return None
         if not self._is_anothers:
             self._trouble = None
-        return self._parsed[1]
+        return pool
 
     async def _reconcile(self, pool: InferencePool) -> None:
         """Nothing, where everything is as it was when there was nothing to do."""
@@ -253,7 +266,9 @@ class PoolController:
             replicas=self._replicas(),
             gateways=self._gateways(),
             rollout=self._roller.state if self._trouble is None else RolloutState(),
+            quotas=self._quotas(),
         )
+        self._told_quotas = given.quotas
         try:
             await self._reporter.write(status_of(given, self._reporter.latest))
         except ApiError as error:
@@ -282,7 +297,3 @@ class PoolController:
     def _note(self, reason: str, note: str) -> None:
         logger.info("%s: %s", "/".join(self._key), note)
         self._notes.append((reason, note))
-
-
-def _event_reason(field: str) -> str:
-    return field[:1].upper() + field[1:] + "Set"

@@ -95,3 +95,8 @@ class Reporter:
             await self._api.create(EVENT.path(self._namespace), body, names.FIELD_MANAGER)
         except ApiError as error:
             logger.info("%s/%s: event not written: %s", self._namespace, self._pool, error)
+
+
+def event_reason(field: str) -> str:
+    """Of a decision that changes this field."""
+    return field[:1].upper() + field[1:] + "Set"

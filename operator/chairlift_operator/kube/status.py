@@ -40,7 +40,8 @@ _SLO: Final = {Truth.TRUE: "Met", Truth.FALSE: "Missed", Truth.UNKNOWN: "Unknown
 class StatusInput:
     """made: the last plan, None before the first. accepted: why the spec is not, None when it is.
     refused: what the API server does not let the operator write, in its words.
-    replicas: what the Deployments say. gateways: ready and wanted."""
+    replicas: what the Deployments say. gateways: ready and wanted. quotas: how the limits of its
+    tenants fare, None for a pool without."""
 
     namespace: str
     pool: str
@@ -53,6 +54,7 @@ class StatusInput:
     replicas: Mapping[RequestClass, int]
     gateways: tuple[int, int]
     rollout: RolloutState
+    quotas: Condition | None = None
 
 
 def status_of(given: StatusInput, before: PoolStatus) -> PoolStatus:
@@ -141,7 +143,8 @@ def _conditions(given: StatusInput) -> list[Condition]:
         planned["CapacityLimited"] = Condition(
             "CapacityLimited", Truth.TRUE, "RolloutInterrupts", f"{given.rollout.interrupts}."
         )
-    return [accepted, _reconciled(given), *planned.values()]
+    quotas = [given.quotas] if given.quotas is not None else []
+    return [accepted, _reconciled(given), *quotas, *planned.values()]
 
 
 def _reconciled(given: StatusInput) -> Condition:

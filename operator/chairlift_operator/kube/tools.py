@@ -13,6 +13,7 @@ from chairlift_operator.kube.listening import Listening
 from chairlift_operator.kube.objects import Stores
 from chairlift_operator.kube.polling import Polling
 from chairlift_operator.kube.settings import Settings
+from chairlift_operator.kube.tenancy import Tenancy
 from chairlift_operator.plan import Plan
 from chairlift_operator.snapshot import Snapshot
 
@@ -20,7 +21,7 @@ from chairlift_operator.snapshot import Snapshot
 @dataclass(frozen=True, slots=True)
 class Tools:
     """api: writes only while this operator leads. polling: None where no
-    Prometheus may be asked.
+    Prometheus may be asked. tenancy: None where no quotas are looked after.
     """
 
     api: Api
@@ -33,3 +34,4 @@ class Tools:
     polling: Polling | None = None
     hardware: KnownHardware = field(default_factory=KnownHardware)
     on_snapshot: Callable[[Snapshot], None] = lambda snapshot: None
+    tenancy: Tenancy | None = None

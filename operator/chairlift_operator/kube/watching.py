@@ -28,9 +28,17 @@ _LONGEST_PAUSE_S: Final = 30.0
 
 
 class Store:
-    """Objects by pool, then by name. on_change: told of the pool whose object changed."""
+    """Objects by pool, then by name. on_change: told of the pool whose object changed.
 
-    def __init__(self, on_change: Callable[[PoolKey], None] = lambda key: None) -> None:
+    key_of: an object's pool; by its label, unless told otherwise.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[PoolKey], None] = lambda key: None,
+        key_of: Callable[[Json], PoolKey] | None = None,
+    ) -> None:
+        self._key_of = key_of or _key
         self._pools: dict[PoolKey, dict[str, Json]] = defaultdict(dict)
         self._places: dict[tuple[str, str], PoolKey] = {}  # by namespace and name
         self._num_changes: dict[PoolKey, int] = defaultdict(int)
@@ -42,13 +50,16 @@ class Store:
     def all(self) -> list[Json]:
         return [item for known in self._pools.values() for item in known.values()]
 
+    def keys(self) -> list[PoolKey]:
+        return list(self._pools)
+
     def num_changes(self, key: PoolKey) -> int:
         """As long as it stays, so does everything that is kept of this pool."""
         return self._num_changes.get(key, 0)
 
     def put(self, item: Json) -> None:
         """What is older than what is known is not put: our own writes come back first."""
-        key, name = _key(item), item["metadata"]["name"]
+        key, name = self._key_of(item), item["metadata"]["name"]
         place = self._places.get((key[0], name), key)
         known = self.of(place).get(name)
         if known is not None and _version(known) > _version(item) and _uid(known) == _uid(item):
@@ -71,9 +82,9 @@ class Store:
 
     def replace(self, items: list[Json], namespace: str | None) -> None:
         """All there is, of one namespace or of every one."""
-        listed = {(_key(item), item["metadata"]["name"]) for item in items}
+        listed = {(self._key_of(item), item["metadata"]["name"]) for item in items}
         for item in self.all():
-            key = _key(item)
+            key = self._key_of(item)
             is_ours = namespace is None or key[0] == namespace
             if is_ours and (key, item["metadata"]["name"]) not in listed:
                 self.drop(item)
@@ -86,9 +97,17 @@ class Store:
 
 
 class Reflector:
-    """Keeps a store; one namespace, or all of them for None."""
+    """Keeps a store; one namespace, or all of them for None. selector: of labels."""
 
-    def __init__(self, api: Api, kind: Kind, store: Store, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        kind: Kind,
+        store: Store,
+        namespace: str | None = None,
+        selector: str = SELECTOR,
+    ) -> None:
+        self._selector = selector
         self._api = api
         self._kind = kind
         self._path = kind.path(namespace)
@@ -109,14 +128,14 @@ class Reflector:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _follow(self) -> None:
-        listed = await self._api.list(self._path, SELECTOR)
+        listed = await self._api.list(self._path, self._selector)
         for item in listed.items:  # items of a list do not say what they are
             item["kind"] = self._kind.name
         self._store.replace(listed.items, self._namespace)
         self.is_synced.set()
         version = listed.resource_version
         while True:
-            async for event in self._api.watch(self._path, SELECTOR, version):
+            async for event in self._api.watch(self._path, self._selector, version):
                 version = event.object["metadata"]["resourceVersion"]
                 self._take(event)
 

@@ -10,88 +10,28 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from chairlift_e2e.redis_server import RedisServer, free_port
 from chairlift_gateway.quota.connection import RedisAddress
 from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure
 from chairlift_gateway.quota.upkeep import open_keeper
 from chairlift_protocol.quota import Limits, QuotaKeys, holder_of
 from chairlift_protocol.wire import RequestClass
 
-START_S = 10.0
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"shared_redis", "start_redis"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.redis)
-
-
-@dataclass
-class RedisServer:
-    """One process; may be ended and begun again on its port."""
-
-    binary: str
-    folder: Path
-    port: int
-    options: tuple[str, ...] = ()
-    password: str | None = None
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self) -> None:
-        command = [
-            self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-            "--appendonly", "no", "--dir", str(self.folder), *self.options,
-        ]  # fmt: skip
-        with (self.folder / f"redis-{self.port}.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        end_s = time.monotonic() + START_S
-        while not self._listens():
-            assert self.process.poll() is None, (self.folder / f"redis-{self.port}.log").read_text()
-            assert time.monotonic() < end_s, "redis-server does not listen"
-            time.sleep(0.02)
-
-    def _listens(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
-                return True
-        except OSError:
-            return False
-
-    def client(self, **settings: Any) -> redis.Redis:
-        return redis.Redis(
-            port=self.port, decode_responses=True, password=self.password, **settings
-        )
-
-    def pause(self) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, signal.SIGCONT)
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.resume()
-            self.process.kill()
-            self.process.wait(timeout=10)
 
 
 def _binary() -> str:
@@ -104,14 +44,9 @@ def _binary() -> str:
     return binary
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(_binary(), tmp_path_factory.mktemp("redis"), _free_port())
+    server = RedisServer(_binary(), tmp_path_factory.mktemp("redis"), free_port())
     server.start()
     yield server
     server.stop()
@@ -124,12 +59,38 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 
         def start(*options: str, password: str | None = None) -> RedisServer:
             secret = ("--requirepass", password) if password else ()
-            server = RedisServer(_binary(), tmp_path, _free_port(), (*secret, *options), password)
+            server = RedisServer(_binary(), tmp_path, free_port(), (*secret, *options), password)
             stack.callback(server.stop)
             server.start()
             return server
 
         yield start
+
+
+@pytest.fixture
+def start_encrypted_redis(
+    start_redis: Callable[..., RedisServer], tmp_path: Path
+) -> Callable[[], tuple[RedisServer, str, Path]]:
+    """With its encrypted address, and the certificate that it shows."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+
+    def start() -> tuple[RedisServer, str, Path]:
+        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+             "-keyout", key, "-out", certificate, "-subj", "/CN=localhost",
+             "-addext", "subjectAltName=DNS:localhost"],
+            check=True, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        port = free_port()
+        server = start_redis(
+            "--tls-port", str(port), "--tls-cert-file", str(certificate),
+            "--tls-key-file", str(key), "--tls-auth-clients", "no",
+        )  # fmt: skip
+        return server, f"rediss://localhost:{port}/0", certificate
+
+    return start
 
 
 class Pool:

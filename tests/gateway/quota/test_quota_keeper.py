@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -195,25 +193,11 @@ def test_an_address_that_cannot_be_used_says_why(url: str) -> None:
         RedisAddress(url)
 
 
-@pytest.mark.skipif(os.system("command -v openssl >/dev/null"), reason="needs openssl")
 async def test_an_encrypted_connection_is_checked_against_the_authority_given(
-    start_redis: Any, pool_in: Any, gateway_on: Any, tmp_path: Path, until: Any
+    start_encrypted_redis: Any, pool_in: Any, gateway_on: Any, until: Any
 ) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    process = await asyncio.create_subprocess_exec(
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-        "-keyout", key, "-out", certificate, "-subj", "/CN=localhost",
-        "-addext", "subjectAltName=DNS:localhost", stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    assert await process.wait() == 0
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = start_redis(
-        "--tls-port", str(port), "--tls-cert-file", str(certificate),
-        "--tls-key-file", str(key), "--tls-auth-clients", "no",
-    )  # fmt: skip
+    server, url, certificate = start_encrypted_redis()
     pool = pool_in(server)
-    url = f"rediss://localhost:{port}/0"
     trusting = await gateway_on(RedisAddress(url, ca_path=certificate), pool)
     await until(lambda: pool.client.zcard(pool.keys.gateways) == 1)
     await trusting.reserve("acme", CHAT, "r1", 10)

@@ -1,0 +1,173 @@
+"""Tenants on one machine: what the gateway is told of them, and their limits written into Redis.
+
+Files take the place of what a cluster has: TenantQuotas, API keys and Redis' password. The law of
+who may use what is the operator's. `local` checks, `supervisor` runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from chairlift_cli.children import options
+from chairlift_cli.errors import CliError
+from chairlift_cli.pool_file import read_quotas
+from chairlift_operator.control_loop import Tick
+from chairlift_operator.quotas.idle import has_idle_capacity
+from chairlift_operator.quotas.roster import Claim, Roster, roster_of
+from chairlift_operator.quotas.store import QuotaStore, RedisAccess, RedisStore, StoreError
+from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_pods import Gateway
+
+ROUND_S: Final = 2.0
+SEEN_S: Final = 15.0  # three ticks
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFiles:
+    """keys: a file of tenants, as `chairlift key create` keeps it. quotas: TenantQuotas.
+    password, ca: what the pool's Secrets hold on a cluster."""
+
+    keys: Path | None = None
+    quotas: Path | None = None
+    password: Path | None = None
+    ca: Path | None = None
+
+
+def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
+    """Raise CliError where they do not fit the pool."""
+    if pool.spec.quotas is None:
+        if files.quotas is not None:
+            raise CliError("--tenant-quotas: the pool keeps none: add spec.quotas.redis.url to it")
+        return
+    redis = pool.spec.quotas.redis
+    if redis.password_secret is not None and files.password is None:
+        raise CliError("quotas.redis.passwordSecret is for clusters: give --redis-password-file")
+    if redis.ca_secret is not None and files.ca is None:
+        raise CliError("quotas.redis.caSecret is for clusters: give --redis-ca-file")
+    for option, path in (("--redis-password-file", files.password), ("--redis-ca-file", files.ca)):
+        _text(option, path)
+    roster_in(pool, files.quotas)
+
+
+def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
+    """For the gateway's command line."""
+    values: dict[str, object] = {}
+    gateway, quotas = pool.spec.gateway, pool.spec.quotas
+    if files.keys is not None:
+        values["--tenants-file"] = files.keys
+    if gateway.anonymous is not None:
+        values["--anonymous"] = gateway.anonymous.lower()
+    if gateway.trusted_tenant_header is not None:
+        values["--trusted-tenant-header"] = gateway.trusted_tenant_header
+    if quotas is not None:
+        values["--quota-redis"] = quotas.redis.url
+        values["--quota-pool"] = _name(pool)
+        values["--quota-on-redis-failure"] = quotas.on_redis_failure.lower()
+        given = {
+            "--quota-redis-user": quotas.redis.user,
+            "--quota-redis-password-file": files.password,
+            "--quota-redis-ca-file": files.ca,
+        }
+        values |= {option: value for option, value in given.items() if value is not None}
+    return options(values)
+
+
+def gateway_fields_for_clusters(gateway: Gateway) -> bool:
+    """Whether it says more than who is served."""
+    return replace(gateway, anonymous=None, trusted_tenant_header=None) != Gateway()
+
+
+def roster_in(pool: InferencePool, path: Path | None) -> Roster:
+    """The limits of a file's TenantQuotas of this pool; raise CliError."""
+    quotas = read_quotas(path) if path is not None else []
+    # Secrets are a cluster's: keys come from a file of tenants.
+    own = [q for q in quotas if q.spec.pool_ref.name == pool.name]
+    roster = roster_of([Claim(q.name, "", replace(q.spec, keys=())) for q in own], {})
+    for name, verdict in roster.verdicts.items():
+        if verdict.tenant is None:
+            raise CliError(f"{path}: TenantQuota {name}: {verdict.accepted.message}")
+    return roster
+
+
+def open_store(pool: InferencePool, files: TenantFiles) -> QuotaStore | None:
+    """None for a pool without quotas."""
+    if pool.spec.quotas is None:
+        return None
+    redis = pool.spec.quotas.redis
+    password = _text("--redis-password-file", files.password)
+    ca = _text("--redis-ca-file", files.ca)
+    return RedisStore(RedisAccess(redis.url, redis.user, password, ca))
+
+
+class LocalQuotas:
+    """Keeps the limits of one pool in Redis while it is served."""
+
+    def __init__(
+        self,
+        pool: InferencePool,
+        files: TenantFiles,
+        store: QuotaStore | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._pool, self._files, self._store, self._say = pool, files, store, say
+        self._roster: Roster | None = None
+        self._idle_until_s = 0.0
+        self._said: str | None = None
+
+    def weights(self) -> Mapping[str, float] | None:
+        """Of the tenants, for the engines; None where quotas say nothing of them."""
+        return self._roster.weights if self._roster is not None else None
+
+    def saw(self, tick: Tick) -> None:
+        made, gateway = tick.plan, tick.snapshot.gateway
+        is_idle = has_idle_capacity(made.replicas, gateway, made.conditions)
+        self._idle_until_s = time.monotonic() + SEEN_S if is_idle else 0.0
+
+    async def begin(self) -> None:
+        """Before the gateway starts, which would go by its own limits until it finds some."""
+        if self._store is not None:
+            await self.round(self._store)
+
+    async def run(self) -> None:
+        """Until cancelled; nothing to do for a pool without quotas."""
+        while self._store is not None:
+            await self.round(self._store)
+            await asyncio.sleep(ROUND_S)
+
+    async def round(self, store: QuotaStore) -> None:
+        trouble = None
+        try:
+            self._roster = roster_in(self._pool, self._files.quotas)
+        except CliError as error:
+            trouble = f"quotas stay as they were: {error}"
+        try:
+            if self._roster is not None:
+                is_idle = time.monotonic() < self._idle_until_s
+                await store.sync(_name(self._pool), self._roster.limits, (), is_idle=is_idle)
+        except StoreError as error:
+            trouble = str(error)
+        if trouble is not None and trouble != self._said:
+            self._say(trouble)
+        self._said = trouble
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+
+def _name(pool: InferencePool) -> str:
+    return f"{pool.namespace}/{pool.name}"
+
+
+def _text(option: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{option}: cannot read {path}: {error}; name a readable file") from error

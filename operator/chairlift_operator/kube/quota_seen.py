@@ -1,0 +1,36 @@
+"""What a pool's controller tells of it to those who look after its tenants. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from chairlift_operator.kube.settings import TICK_S
+from chairlift_operator.plan import Plan
+from chairlift_operator.quotas.idle import has_idle_capacity
+from chairlift_operator.snapshot import GatewaySnapshot, Phase
+
+# What a tick saw is believed for so long.
+SEEN_S: Final = 3 * TICK_S
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSeen:
+    """num_slots: of all replicas that serve, None where one's is not known."""
+
+    is_idle: bool
+    num_slots: int | None
+    at_s: float
+
+    def is_fresh(self, now_s: float) -> bool:
+        return now_s - self.at_s <= SEEN_S
+
+
+def pool_seen(made: Plan, gateway: GatewaySnapshot, at_s: float) -> PoolSeen:
+    sizes = [r.batch_size for r in made.replicas if r.phase is Phase.SERVING]
+    known = [size for size in sizes if size is not None]
+    return PoolSeen(
+        has_idle_capacity(made.replicas, gateway, made.conditions),
+        sum(known) if known and len(known) == len(sizes) else None,
+        at_s,
+    )

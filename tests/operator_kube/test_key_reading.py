@@ -1,0 +1,97 @@
+"""How often Secrets of keys are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, cast
+
+import pytest
+
+from chairlift_operator.kube.api import ApiError
+from chairlift_operator.kube.key_reading import LEAST_S, MOST_AGAIN, READS_PER_S, KeyReader
+from chairlift_operator.quotas.key_secrets import SecretKeys
+
+
+class Shelf:
+    """Secrets that are all missing, and how often each was asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.asked: list[str] = []
+        self.error: ApiError | None = None
+        self.reader = KeyReader(cast(Any, self), lambda: self.now_s)
+
+    async def find(self, path: str) -> None:
+        self.asked.append(path.rpartition("/")[2])
+        if self.error is not None:
+            raise self.error
+
+    def read(self, names: Collection[str], fresh: Collection[str] = ()) -> dict[str, Any]:
+        """What is known, after a round; `asked` is of this one."""
+        self.asked = []
+        self.now_s += LEAST_S
+        return dict(asyncio.run(self.reader.read("team", names, set(fresh))))
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+def test_a_few_secrets_are_read_each_round(shelf: Shelf) -> None:
+    for _ in range(3):
+        shelf.read(["a", "b", "a"])
+        assert shelf.asked == ["a", "b"]
+
+
+def test_many_are_read_in_turn_and_each_within_its_time(shelf: Shelf) -> None:
+    names = [f"s{number:04}" for number in range(1000)]
+    shelf.read(names)
+    assert len(shelf.asked) == 1000  # at first sight
+    seen = list[str]()
+    for _ in range(round(1000 / READS_PER_S / LEAST_S) + 1000 // MOST_AGAIN + 1):
+        shelf.read(names)
+        assert len(shelf.asked) <= MOST_AGAIN
+        seen += shelf.asked
+    assert set(seen) == set(names)
+
+
+def test_those_of_a_changed_quota_do_not_wait_for_their_turn(shelf: Shelf) -> None:
+    names = [f"s{number:04}" for number in range(200)]
+    shelf.read(names)
+    shelf.read(names, fresh=["s0123"])
+    assert "s0123" in shelf.asked
+
+
+@pytest.mark.parametrize(
+    ("error", "is_known"),
+    [
+        (ApiError(0, "the API server did not answer in time"), False),
+        (ApiError(503, "starting"), False),
+        (ApiError(403, "forbidden"), True),
+    ],
+    ids=str,
+)
+def test_only_an_answer_says_that_a_secret_cannot_be_had(
+    shelf: Shelf, error: ApiError, is_known: bool
+) -> None:
+    shelf.error = error
+    read = shelf.read(["a"])["a"]
+    assert (read is not None) is is_known
+    if is_known:
+        assert read.trouble.reason == "NotReadable" and "Secret a" in read.trouble.message
+
+
+def test_what_was_known_stays_and_what_nobody_names_is_forgotten(shelf: Shelf) -> None:
+    def known() -> SecretKeys | None:
+        found: SecretKeys | None = shelf.read(["a"])["a"]
+        return found
+
+    before = known()
+    shelf.error = ApiError(403, "forbidden")
+    assert known() is before
+    shelf.error = ApiError(0, "away")
+    assert known() is before
+    shelf.reader.keep_only(set())
+    assert known() is None
