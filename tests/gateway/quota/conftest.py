@@ -142,6 +142,13 @@ def gateway_on(stack: AsyncExitStack) -> Callable[..., Awaitable[Keeper]]:
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes longer than a request would wait: not what these tests are about."""
+    for module in ("connection", "keeper", "upkeep"):
+        monkeypatch.setattr(f"chairlift_gateway.quota.{module}.TIMEOUT_S", 5.0)
+
+
+@pytest.fixture
 def until() -> Callable[..., Awaitable[None]]:
     async def wait(condition: Callable[[], Any], within_s: float = 10.0) -> None:
         async with asyncio.timeout(within_s):

@@ -163,6 +163,7 @@ async def test_after_a_pause_nothing_is_charged_twice_and_no_lease_is_left(
     assert pool.used("acme") == 15 * 4
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_flushed_script_is_loaded_again_and_nobody_notices(
     start_redis: Any, pool_in: Any, gateway_on: Any, until: Any
 ) -> None:

@@ -168,6 +168,7 @@ async def test_a_gateway_that_ends_settles_what_it_can(
     assert pool.client.zcard(pool.keys.gateways) == 0
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_user_with_a_password_from_a_file_and_rights_on_one_pool_is_enough(
     start_redis: Any, pool_in: Any, gateway_on: Any, tmp_path: Path, until: Any
 ) -> None:
