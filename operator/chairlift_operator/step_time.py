@@ -32,6 +32,7 @@ _COLD_SPREAD: Final = 1.0  # relative standard deviation of each coefficient
 _WARM_SPREAD: Final = 0.3
 _CHANGE_SPREAD: Final = 0.5  # added once a change has shown itself three times in a row
 _OTHER_HARDWARE: Final = 2.0
+_NO_PREDICTION: Final = 1e-6
 _DRIFT: Final = 0.01  # random walk per update, relative to each coefficient
 _STEP_NOISE: Final = 0.10  # relative spread of one step about the model
 _MODEL_NOISE: Final = 0.02  # relative misfit of the linear model itself
@@ -234,7 +235,7 @@ def _reopened(model: StepTimeModel, x: Vector, measured_s: float) -> StepTimeMod
     assert model.weights is not None and cold.weights is not None
     predicted_s = dot(x, model.weights)
     num_changes = model.num_changes + 1
-    if predicted_s <= 0:
+    if predicted_s <= _NO_PREDICTION * measured_s:  # its proportions say nothing of such steps
         return replace(cold, num_changes=num_changes)
     weights = scale(model.weights, measured_s / predicted_s)
     off = max(measured_s / predicted_s, predicted_s / measured_s)

@@ -143,6 +143,15 @@ def test_coefficients_are_never_negative_or_unbounded(
     assert all(math.isfinite(part) and part >= 0 for part in parts)
 
 
+def test_a_model_that_predicts_nothing_for_a_step_is_begun_anew_by_it() -> None:
+    readings = ((1.0, 15.0), (0.125, 2.0), (1.0, 0.0), (1.0, 0.0), (1.0, 4.4e-240))
+    model = StepTimeModel()
+    for tick, (step_s, decodes) in enumerate(readings):
+        model = learn(model, StepMeans(30, step_s, decodes, 0.0, 0.0), 256, 5.0 * tick)
+    assert model.costs is not None
+    assert model.costs.step_s(0, 0, 0) == pytest.approx(1.0, rel=0.05)
+
+
 def test_a_model_without_a_measurement_is_trusted_nowhere() -> None:
     assert not StepTimeModel().trusted_at(8, 100, 1000)
     assert StepTimeModel().costs is None
