@@ -225,6 +225,22 @@ def test_a_pool_that_is_gone_leaves_no_limits_in_redis(run: Any) -> None:
     run(body)
 
 
+def test_a_pool_that_keeps_no_quotas_any_more_keeps_no_keys_either(run: Any) -> None:
+    async def body(team: Team) -> None:
+        team.set_secret("acme-keys", one=API_KEY)
+        team.set_quota("acme", "acme", keys=[{"secret": "acme-keys"}])
+        await team.turn()
+        team.set_pool({})
+        await team.turn()
+        assert MAP not in team.kube.objects and team.redis.is_forgotten
+        assert team.condition("acme", "Accepted")[1] == "QuotasOff"
+        team.set_pool()
+        await team.turn()
+        assert tenants_of(team.kube) == {"acme"} and team.status("acme")["ready"] == "True"
+
+    run(body)
+
+
 def test_only_a_fresh_sight_of_idle_capacity_is_told_to_redis(run: Any) -> None:
     async def body(team: Team) -> None:
         await team.turn()

@@ -95,16 +95,15 @@ class PoolQuotas:
         claims = self._claims(items)
         fresh = _secrets(self._parsed[version] for version in self._parsed.keys() - known)
         pool = self._accepted(body)
-        if pool is None or pool.spec.quotas is None:
+        tenants = self._tenants(body) if pool is not None and body is not None else None
+        if pool is None or pool.spec.quotas is None or tenants is None:
             self.condition, self.weights = None, {}
-            await self._forget()
+            await self._forget(pool, tenants)
             reason, told = _why_none(self.key[1], pool)
             await self._report(items, all_refused(claims, reason, told), None)
             return bool(items) or self._store is not None
-        assert body is not None
-        owner = Owner(body["metadata"]["uid"], self._tools.settings.operator)
         try:
-            roster, standing = await self._enforce(pool, pool.spec.quotas, claims, fresh, owner)
+            roster, standing = await self._enforce(pool, pool.spec.quotas, claims, fresh, tenants)
         except Foreign as error:
             logger.warning("%s/%s: its quotas are not looked after: %s", *self.key, error)
             return True
@@ -137,14 +136,13 @@ class PoolQuotas:
         quotas: Quotas,
         claims: list[Claim],
         fresh: set[str],
-        owner: Owner,
+        tenants: TenantsMap,
     ) -> tuple[Roster, Standing]:
         """fresh: Secrets that changed quotas name. Raise Foreign where the pool is another
         operator's."""
         named = _secrets(claims)
         secrets = await self._tools.keys.read(self.key[0], named, fresh)
         roster = roster_of(claims, secrets)
-        tenants = TenantsMap(self._objects, self._tools.api, owner)
         standing = Standing(len(claims), quotas.on_redis_failure)
         unread = [name for name, read in secrets.items() if read is None]
         if unread:
@@ -175,14 +173,20 @@ class PoolQuotas:
         seen = self.seen
         return seen if seen is not None and seen.is_fresh(self._tools.now_s()) else None
 
-    async def _forget(self) -> None:
-        """A pool that is gone, or limits nobody any more, leaves no limits."""
+    def _tenants(self, body: Json) -> TenantsMap:
+        owner = Owner(body["metadata"]["uid"], self._tools.settings.operator)
+        return TenantsMap(self._objects, self._tools.api, owner)
+
+    async def _forget(self, pool: InferencePool | None, tenants: TenantsMap | None) -> None:
+        """A pool that is gone, or limits nobody any more, leaves no limits and no keys."""
         if self._store is None:
             return
         try:
             await self._store.forget("/".join(self.key))
-        except StoreError as error:
-            logger.warning("%s/%s: its limits are still in Redis: %s", *self.key, error)
+            if pool is not None and tenants is not None:
+                await tenants.remove(pool)
+        except (StoreError, ApiError, Foreign) as error:
+            logger.warning("%s/%s: its limits and keys are still kept: %s", *self.key, error)
             return
         self._store = None
         await self._tools.redis.drop(self.key)

@@ -58,6 +58,14 @@ class TenantsMap:
                 kept.append({**tenant, "keys": keys})
         await self.write(pool, json.dumps({"tenants": kept}, separators=(",", ":")))
 
+    async def remove(self, pool: InferencePool) -> None:
+        """Of a pool that keeps no quotas any more. Raise as `write` does."""
+        live = self._live(pool)
+        if live is not None:
+            check_ours(live, self._owner)
+            await self._api.delete(path_of(live), live["metadata"]["uid"])
+            self._objects.forget(live)
+
     def _live(self, pool: InferencePool) -> Json | None:
         return self._objects.child(CONFIG_MAP.name, names.tenants(pool.name))
 
