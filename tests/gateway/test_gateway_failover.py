@@ -269,10 +269,13 @@ async def test_a_replica_that_keeps_failing_is_out_until_a_probe_finds_it_answer
     gateway = await start_gateway(failing, good)
     router = gateway.gateway.router
     replica = router.replicas[0]
-    router.failed(replica, time.monotonic() - 1000)
-    router.failed(replica, time.monotonic() - 500)
+    for ago_s in (1000, 500):
+        router.failed(replica, time.monotonic() - ago_s)
     async with gateway.post() as answer:
         assert answer.status == 500  # the third in a row
+    # Long enough for a slow machine to ask five times before a probe is due.
+    for later_s in (10, 30):
+        router.failed(replica, time.monotonic() + later_s)
     for _ in range(5):
         async with gateway.post() as answer:
             assert answer.status == 200
