@@ -53,10 +53,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where a prompt of that name went last, and how long it was: so much may lie in the cache."""
+    """Where a prompt of that name went last, and how long it was: so much may lie in the cache.
+
+    sent_tokens: of prompts that had gone there in all by then, which tells what came since.
+    """
 
     replica: Replica
     prompt_tokens: int
+    sent_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

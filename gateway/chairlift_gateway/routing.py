@@ -41,7 +41,11 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Account:
-    """tickets: in the order of their sending. queued_tokens: of theirs, by class."""
+    """tickets: in the order of their sending. queued_tokens: of theirs, by class.
+
+    sent_tokens: of prompts so far, without what caches held. most_free_tokens: the most KV memory
+    that it ever stated to be free, which is about all that its cache can hold; None: not known.
+    """
 
     tickets: dict[Ticket, None] = field(default_factory=dict)
     queued_tokens: dict[RequestClass, int] = field(
@@ -53,6 +57,8 @@ class _Account:
     is_draining: bool = False
     stated_at_s: float = float("-inf")
     last_turn: int = 0
+    sent_tokens: int = 0
+    most_free_tokens: int | None = None
 
     def is_stated(self, now_s: float) -> bool:
         return now_s - self.stated_at_s <= STATEMENT_FRESH_S
@@ -67,6 +73,11 @@ class _Account:
     def lends(self, now_s: float) -> bool:
         """Whether batch work may borrow it: it has said so lately."""
         return self.lend_share > 0 and self.is_stated(now_s)
+
+    def has_forgotten(self, memory: Memory) -> bool:
+        """Whether so much came since that its cache must have let go of that prompt."""
+        since = self.sent_tokens - memory.sent_tokens
+        return self.most_free_tokens is not None and since > self.most_free_tokens
 
     def begun(self, ticket: Ticket) -> None:
         self.queued_tokens[ticket.request_class] -= ticket.queued_tokens
@@ -192,23 +203,28 @@ class Router:
         account = self._accounts.setdefault(replica, _Account())
         queued_tokens = self._uncached_tokens(replica, demand)
         ticket = Ticket(replica, demand.request_class, queued_tokens, demand.is_whole)
-        self._remember(replica, demand)
         account.tickets[ticket] = None
-        account.queued_tokens[ticket.request_class] += ticket.queued_tokens
+        account.queued_tokens[ticket.request_class] += queued_tokens
+        account.sent_tokens += queued_tokens
         account.last_turn = self._turn
+        self._remember(replica, demand, account.sent_tokens)
         return ticket
 
     def _memory(self, demand: Demand) -> Memory | None:
-        return None if demand.prefix is None else self._memories.get(demand.prefix)
+        memory = None if demand.prefix is None else self._memories.get(demand.prefix)
+        if memory is None:
+            return None
+        account = self._accounts.get(memory.replica)
+        return None if account is None or account.has_forgotten(memory) else memory
 
     def _uncached_tokens(self, replica: Replica, demand: Demand) -> int:
         memory = self._memory(demand)
         is_known = memory is not None and memory.replica == replica
         return max(0, demand.prompt_tokens - (memory.prompt_tokens if memory and is_known else 0))
 
-    def _remember(self, replica: Replica, demand: Demand) -> None:
+    def _remember(self, replica: Replica, demand: Demand, sent_tokens: int) -> None:
         if demand.prefix is not None:
-            self._memories[demand.prefix] = Memory(replica, demand.prompt_tokens)
+            self._memories[demand.prefix] = Memory(replica, demand.prompt_tokens, sent_tokens)
             self._memories.move_to_end(demand.prefix)
             if len(self._memories) > MAX_MEMORIES:
                 self._memories.popitem(last=False)
@@ -239,6 +255,7 @@ class Router:
             queued_tokens=max(0, load.waiting_prefill_tokens - sum(account.queued_tokens.values())),
             free_kv_tokens=load.free_kv_tokens,
         )
+        account.most_free_tokens = max(account.most_free_tokens or 0, load.free_kv_tokens)
         account.lend_share = load.lend_share
         account.is_draining = load.draining
         account.stated_at_s = now_s

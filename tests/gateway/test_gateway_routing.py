@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,6 +218,20 @@ def test_what_a_cache_probably_holds_is_no_wait() -> None:
     other = next(each for each in router.replicas if each != home)
     router.begin(other, Demand(INTERACTIVE, 200))
     assert router.choose(ANY, 0.0) == home
+
+
+def test_a_prompt_does_not_go_back_to_a_cache_that_must_have_forgotten_it() -> None:
+    router = router_of(2)
+    first, second = router.replicas
+    for replica in (first, second):
+        router.learn(replica, replace(load(), free_kv_tokens=20_000), 0.0)
+    talk = Demand(INTERACTIVE, 4_000, prefix=1)
+    router.end(router.begin(first, talk))
+    busy = router.begin(first, Demand(INTERACTIVE, 6_000))
+    assert router.choose(talk, 0.0) == first
+    router.end(router.begin(first, Demand(INTERACTIVE, 15_000)))
+    assert router.choose(talk, 0.0) == second
+    router.end(busy)
 
 
 def test_only_so_many_conversations_are_remembered() -> None:
