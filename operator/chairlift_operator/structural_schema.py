@@ -106,6 +106,11 @@ def _leaf(hint: Any) -> Json:
             schema |= {bound.lower(): limit, f"exclusive{bound}": True}
     if isinstance(schema.get("additionalProperties"), dict):
         schema["additionalProperties"] = _leaf(get_args(_unwrapped(hint))[1])
+    least = schema.get("minimum", 0)
+    if not float(least).is_integer():
+        # The API server compares a whole value with the limit's whole part: 0 would pass.
+        rule = {"rule": f"self >= {least}", "message": f"must be at least {least}"}
+        schema["x-kubernetes-validations"] = [rule]
     schema |= {key: told[key] for key in told if key.startswith("x-kubernetes-")}
     return schema
 

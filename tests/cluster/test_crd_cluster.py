@@ -89,7 +89,7 @@ def test_a_wrong_spec_is_refused_with_what_to_change(
         ({"keys": [{"secret": "k", "class": "urgent"}]}, "supported values:"),
         ({"keys": [{"secret": "k"}] * 17}, "must have at most 16 items"),
         ({"tenant": "*", "weight": 2}, "who have weight 1: remove weight"),
-        ({"weight": 0}, "should be greater than or equal to 0.001"),
+        ({"weight": 0}, "must be at least 0.001"),
         ({"priority": 2}, 'unknown field "spec.priority"'),
     ],
 )  # fmt: skip
