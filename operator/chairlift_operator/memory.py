@@ -102,10 +102,14 @@ class Memory:
 
     prior: coefficients that a new replica's model starts from, None to learn cold: what this
     pool's replicas learned last, or what was known before there were any.
+    hardware: what step times depend on by the spec, None before the first plan. hardware_since_s:
+    when the spec last named another; who was there before may still run on that.
     """
 
     term: int = 1
     prior: StepCosts | None = None
+    hardware: str | None = None
+    hardware_since_s: float = -math.inf
     replicas: Mapping[str, ReplicaMemory] = field(default_factory=lambda: MappingProxyType({}))
     scaling: ScalingMemory = ScalingMemory()
 
@@ -118,10 +122,17 @@ class Memory:
         arrivals = self.scaling.arrivals.with_snapshot(gateway)
         return replace(self, scaling=replace(self.scaling, arrivals=arrivals))
 
+    def on(self, hardware: str, now_s: float) -> Memory:
+        """What was learned on other hardware is no prior for this."""
+        if self.hardware is None or self.hardware == hardware:
+            return replace(self, hardware=hardware)
+        return replace(self, prior=None, hardware=hardware, hardware_since_s=now_s)
+
     @property
     def learned(self) -> StepCosts | None:
         """The step time that replicas have learned: the slowest's, so that the next is careful."""
-        known = [r.model.costs for r in self.replicas.values() if r.model.stands]
+        own = [r for r in self.replicas.values() if r.first_seen_s >= self.hardware_since_s]
+        known = [r.model.costs for r in own if r.model.stands]
         return max(
             (costs for costs in known if costs is not None),
             key=lambda costs: costs.step_s(*_A_STEP),

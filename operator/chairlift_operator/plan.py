@@ -28,6 +28,7 @@ from chairlift_operator.replica_plan import plan_replica
 from chairlift_operator.scaling import plan_replicas
 from chairlift_operator.snapshot import Phase, ReplicaSnapshot, Snapshot
 from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_parsing import hardware_hash
 from chairlift_operator.step_time import StepTimeModel
 from chairlift_operator.windows import History
 from chairlift_protocol.wire import RequestClass
@@ -50,6 +51,7 @@ class Plan:
 
 def plan(pool: InferencePool, snapshot: Snapshot, memory: Memory, now_s: float) -> Plan:
     planned = []
+    memory = memory.on(hardware_hash(pool), now_s)
     answering = [seen for seen in snapshot.replicas if seen.phase is not Phase.STARTING]
     for request_class in RequestClass:
         seen_ones = [seen for seen in answering if seen.request_class is request_class]

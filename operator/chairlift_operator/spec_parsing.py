@@ -38,10 +38,11 @@ def pool_hash(pool: InferencePool) -> str:
 
 def hardware_hash(pool: InferencePool) -> str:
     """Names what step times depend on: pools with equal ones may begin with each other's model."""
-    spec = pool_to_mapping(pool)["spec"]
-    model = {k: v for k, v in spec["model"].items() if k in ("source", "dtype")}
-    runtime = {k: v for k, v in spec.get("runtime", {}).items() if k != "sharePrefixes"}
-    text = json.dumps([model, runtime], sort_keys=True)
+    spec, source = pool_to_mapping(pool)["spec"], pool.spec.model.source
+    runtime = {k: v for k, v in spec["runtime"].items() if k != "sharePrefixes"}
+    # A volume claim of that name holds other files in another namespace.
+    place = pool.namespace if source.startswith("pvc://") else ""
+    text = json.dumps([source, place, pool.spec.model.dtype, runtime], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

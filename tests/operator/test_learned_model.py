@@ -12,6 +12,7 @@ import pytest
 from chairlift_operator.memory import Memory, ReplicaMemory
 from chairlift_operator.plan import FORGET_AFTER_S, plan
 from chairlift_operator.snapshot import Snapshot
+from chairlift_operator.spec_runtime import Runtime
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 
 Make = Callable[..., Any]
@@ -72,3 +73,18 @@ def test_what_was_learned_outlives_the_replicas_that_learned_it(make_pool: Make)
     made = plan(make_pool(), Snapshot("default/chat", later_s, ()), made.memory, later_s)
     assert not made.memory.replicas
     assert made.memory.of("new", later_s).model.costs is not None
+
+
+def test_a_pool_that_moves_to_other_hardware_begins_anew(make_pool: Make) -> None:
+    old = ReplicaMemory(model=_model(QUICK), last_seen_s=2.0)
+    memory = replace(Memory.start(), replicas=MappingProxyType({"old": old}))
+    moved = make_pool(runtime=Runtime(engine="simulator"))
+    memory = plan(make_pool(), Snapshot("default/chat", 1.0, ()), memory, 1.0).memory
+    assert memory.prior is not None
+    memory = plan(moved, Snapshot("default/chat", 2.0, ()), memory, 2.0).memory
+    assert memory.learned is None and memory.of("new", 2.0).model.costs is None
+    assert memory.of("old", 2.0).model.costs is not None  # of itself it knows
+    new = replace(memory.of("new", 2.0), model=_model(SLOW))
+    memory = replace(memory, replicas=MappingProxyType({**memory.replicas, "new": new}))
+    memory = plan(moved, Snapshot("default/chat", 3.0, ()), memory, 3.0).memory
+    assert memory.prior is not None and memory.prior.fixed_s == pytest.approx(SLOW.fixed_s)

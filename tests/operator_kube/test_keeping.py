@@ -19,6 +19,7 @@ from chairlift_operator.kube.owning import Foreign
 from chairlift_operator.memory import Knobs, Memory, ReplicaMemory
 from chairlift_operator.policy_plan import first_policy
 from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_parsing import hardware_hash
 from chairlift_operator.step_time import StepCosts, StepTimeModel
 from chairlift_protocol.wire import RequestClass
 
@@ -44,7 +45,13 @@ def memory(pool: InferencePool) -> Memory:
         wanted=first_policy(pool, RequestClass.INTERACTIVE),
         last_good=Knobs(48, 512),
     )
-    return replace(Memory.start(3), replicas=MappingProxyType({"a": known}))
+    memory = replace(Memory.start(3), replicas=MappingProxyType({"a": known}))
+    return memory.on(hardware_hash(pool), 0.0)
+
+
+def learned(memory: Memory, costs: StepCosts) -> Memory:
+    known = replace(memory.replicas["a"], model=taught(costs))
+    return replace(memory, replicas=MappingProxyType({"a": known}))
 
 
 class Cluster:
@@ -90,9 +97,7 @@ def test_noise_and_haste_write_nothing(
     cluster: Cluster, pool: InferencePool, memory: Memory
 ) -> None:
     def slower(factor: float) -> Memory:
-        costs = StepCosts(factor * COSTS.fixed_s, COSTS.decode_s, COSTS.prefill_s, COSTS.kv_s)
-        known = replace(memory.replicas["a"], model=taught(costs))
-        return replace(memory, replicas=MappingProxyType({"a": known}))
+        return learned(memory, replace(COSTS, fixed_s=factor * COSTS.fixed_s))
 
     keeper = cluster.leader()
     assert cluster.keep(keeper, pool, memory) == 1
@@ -155,3 +160,55 @@ def test_a_new_pool_begins_with_the_model_of_another_on_the_same_hardware(
     on_others = make_pool(runtime={"engine": "simulator", "simulator": {"profile": "slow"}})
     assert sibling.prior(on_others) is None
     assert cluster.leader().prior(on_others) is None  # nor what this one knew before it moved
+
+
+def test_another_split_of_the_same_step_times_writes_nothing(
+    cluster: Cluster, pool: InferencePool, memory: Memory
+) -> None:
+    """Replicas take turns at being the slowest, and each splits a step in its own way."""
+    keeper = cluster.leader()
+    cluster.keep(keeper, pool, learned(memory, replace(COSTS, kv_s=0.0)))
+    cluster.now_s += 2 * KEEP_EVERY_S
+    split = replace(COSTS, fixed_s=7.5e-3, decode_s=0.09e-3, kv_s=1e-9)
+    assert cluster.keep(keeper, pool, learned(memory, split)) == 0
+
+
+def test_what_was_learned_on_other_hardware_is_not_kept_for_this(
+    cluster: Cluster, pool: InferencePool, memory: Memory, make_pool: Callable[..., InferencePool]
+) -> None:
+    known = KnownHardware()
+    keeper = cluster.leader(known)
+    cluster.keep(keeper, pool, memory)
+    cluster.now_s += 2 * KEEP_EVERY_S
+    moved = make_pool(runtime={"engine": "simulator", "simulator": {"profile": "slow"}})
+    cluster.keep(keeper, moved, memory)  # before the first plan for it
+    cluster.keep(keeper, moved, memory.on(hardware_hash(moved), 1.0))
+    assert cluster.leader(known).prior(moved) is None
+    prior = cluster.leader(known).prior(pool)
+    assert prior is not None and prior.fixed_s == pytest.approx(COSTS.fixed_s)
+
+
+def test_what_an_earlier_leader_kept_does_not_take_the_place_of_what_was_learned_since(
+    cluster: Cluster, pool: InferencePool, memory: Memory, owner: Owner
+) -> None:
+    cluster.keep(cluster.leader(), pool, memory)
+    known = KnownHardware()
+    api: Any = cluster.kube
+    objects = PoolObjects(("team", "other"), cluster.kube.stores)
+    sibling = Keeper(objects, api, owner, lambda: cluster.now_s, known)
+    asyncio.run(sibling.keep(pool, learned(memory, replace(COSTS, fixed_s=16e-3))))
+    cluster.keep(cluster.leader(known), pool, None)  # at rest since
+    costs = known.costs[hardware_hash(pool)]
+    assert costs.fixed_s == pytest.approx(16e-3)
+
+
+def test_a_volume_claim_is_another_model_in_another_namespace(
+    make_pool: Callable[..., InferencePool],
+) -> None:
+    def named(source: str, namespace: str) -> str:
+        pool = make_pool(model={"name": "m", "source": source})
+        metadata = replace(pool.metadata, namespace=namespace)
+        return hardware_hash(replace(pool, metadata=metadata))
+
+    assert named("pvc://models/chat", "a") != named("pvc://models/chat", "b")
+    assert named("hf://owner/chat", "a") == named("hf://owner/chat", "b")

@@ -29,13 +29,28 @@ from chairlift_protocol.wire import RequestClass
 Json = dict[str, Any]
 KEEP_EVERY_S: Final = 60.0
 _MODEL_CHANGE: Final = 0.2  # smaller ones are noise, and not worth a write
+# Decodes, prefill tokens, KV tokens. How a model splits a step among its parts wanders, and differs
+# between replicas that are as slow: what counts is the time of steps as they come.
+_STEPS: Final = (
+    (1.0, 0.0, 1024.0),
+    (16.0, 0.0, 16_384.0),
+    (16.0, 512.0, 16_384.0),
+    (128.0, 2048.0, 131_072.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHardware:
-    """What the pools of this operator have learned, by hardware; the last one's word counts."""
+    """What the pools of this operator know, by hardware: what was learned last."""
 
     costs: dict[str, StepCosts] = field(default_factory=dict)
+
+    def note(self, hardware: str, learned: StepCosts | None, kept: StepCosts | None) -> None:
+        """kept: from an earlier leader, and so older than anything learned under this one."""
+        if learned is not None:
+            self.costs[hardware] = learned
+        elif kept is not None:
+            self.costs.setdefault(hardware, kept)
 
 
 class Keeper:
@@ -75,9 +90,10 @@ class Keeper:
         """memory: None before the first plan."""
         data = {names.policy_key(c): self._policy(pool, c, memory) for c in RequestClass}
         hardware = hardware_hash(pool)
-        costs, before = memory.learned if memory else None, self._kept_costs(hardware)
-        if (newest := costs or before) is not None:
-            self._known.costs[hardware] = newest
+        is_of_this = memory is not None and memory.hardware == hardware
+        costs = memory.learned if memory is not None and is_of_this else None
+        before = self._kept_costs(hardware)
+        self._known.note(hardware, costs, before)
         if costs is not None and (before is None or _differ(before, costs)):
             data[names.COSTS_KEY] = json.dumps({"hardware": hardware, **asdict(costs)})
         elif names.COSTS_KEY in self._data():
@@ -157,5 +173,5 @@ def _last_good(memory: Memory, request_class: RequestClass) -> Policy | None:
 
 
 def _differ(before: StepCosts, after: StepCosts) -> bool:
-    pairs = zip(asdict(before).values(), asdict(after).values(), strict=True)
-    return any(abs(a - b) > _MODEL_CHANGE * max(abs(b), 1e-12) for b, a in pairs)
+    pairs = ((before.step_s(*step), after.step_s(*step)) for step in _STEPS)
+    return any(abs(a - b) > _MODEL_CHANGE * abs(b) for b, a in pairs)
