@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from chairlift_operator.api_group import KIND
@@ -38,11 +39,10 @@ def pool_hash(pool: InferencePool) -> str:
 
 def hardware_hash(pool: InferencePool) -> str:
     """Names what step times depend on: pools with equal ones may begin with each other's model."""
-    spec, source = pool_to_mapping(pool)["spec"], pool.spec.model.source
-    runtime = {k: v for k, v in spec["runtime"].items() if k != "sharePrefixes"}
+    model, runtime = pool.spec.model, replace(pool.spec.runtime, share_prefixes=False)
     # A volume claim of that name holds other files in another namespace.
-    place = pool.namespace if source.startswith("pvc://") else ""
-    text = json.dumps([source, place, pool.spec.model.dtype, runtime], sort_keys=True)
+    place = pool.namespace if model.source.startswith("pvc://") else ""
+    text = repr((model.source, place, model.dtype, runtime))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
