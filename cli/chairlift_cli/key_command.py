@@ -6,10 +6,13 @@ The key itself is printed once and kept nowhere. A gateway takes a changed file 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,9 +42,10 @@ def run_key_create(
         listed = {"tenants": [{"tenant": tenant, "keys": [entry]}]}
         print(f"key: {key}\nfor a file of tenants: {json.dumps(listed)}")
         return 0
-    document = _read(path)
-    _keys_of(document, tenant).append(entry)
-    _replace(path, json.dumps(document, indent=1) + "\n")
+    with _alone_in(path):
+        document = _read(path)
+        _keys_of(document, tenant).append(entry)
+        _replace(path, json.dumps(document, indent=1) + "\n")
     print(key)
     return 0
 
@@ -55,6 +59,18 @@ def _secret(name: str, tenant: str, key: str) -> dict[str, Any]:
         "type": KEYS_TYPE,
         "stringData": {"key": key},
     }
+
+
+@contextmanager
+def _alone_in(path: Path) -> Iterator[None]:
+    """Keys made at the same time all get into the file: one after the other."""
+    with writing(path):
+        folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _read(path: Path) -> dict[str, Any]:

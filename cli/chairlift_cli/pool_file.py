@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from chairlift_cli.errors import CliError
 from chairlift_operator.api_group import KIND, QUOTA_KIND
@@ -34,11 +35,18 @@ def read_quotas(path: Path) -> list[TenantQuota]:
         documents = [document for document in read_yaml(_text(path)) if document is not None]
         if not all(isinstance(document, dict) for document in documents):
             raise CliError(f"{path}: holds what is no object: give TenantQuotas")
-        return [parse_quota(document) for document in documents]
     except NotYaml as error:
         raise CliError(f"{path}: {error.where}not valid YAML: {error}.") from error
+    return [_quota(path, number, len(documents), each) for number, each in enumerate(documents, 1)]
+
+
+def _quota(path: Path, number: int, num_documents: int, document: dict[str, Any]) -> TenantQuota:
+    """Raise CliError, which says which one of several it is."""
+    try:
+        return parse_quota(document)
     except SpecError as error:
-        raise CliError(f"{path}: {_listed(error)}") from error
+        which = f"document {number} of {num_documents}: " if num_documents > 1 else ""
+        raise CliError(f"{path}: {which}{_listed(error)}") from error
 
 
 def _validated(path: Path) -> list[str]:

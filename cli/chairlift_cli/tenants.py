@@ -87,6 +87,12 @@ def roster_in(pool: InferencePool, path: Path | None) -> Roster:
     quotas = read_quotas(path) if path is not None else []
     # Secrets are a cluster's: keys come from a file of tenants.
     own = [q for q in quotas if q.spec.pool_ref.name == pool.name]
+    if path is not None and not own:
+        # An empty file is more often a half-written one than a pool that shall limit nobody.
+        raise CliError(
+            f"{path}: holds no TenantQuota of pool {pool.name} (spec.poolRef.name); to limit "
+            "nobody, give one for tenant '*' without limits"
+        )
     roster = roster_of([Claim(q.name, "", replace(q.spec, keys=())) for q in own], {})
     for name, verdict in roster.verdicts.items():
         if verdict.tenant is None:

@@ -68,6 +68,7 @@ class TenantsFile:
         self._path = path
         self._seen: tuple[int, ...] = ()
         self._looked_at_s = time.monotonic()
+        self._said: str | None = None
         self._keys = Keys()
         try:
             self._reread()
@@ -81,9 +82,16 @@ class TenantsFile:
             self._looked_at_s = now_s
             try:
                 self._reread()
+                self._said = None
             except (TenantsError, OSError) as error:
-                logger.warning("keeping the last tenants: %s", error)
+                self._keep(str(error))
         return self._keys
+
+    def _keep(self, why: str) -> None:
+        """Said once, however long the file is away."""
+        if why != self._said:
+            logger.warning("keeping the last tenants: %s", why)
+        self._said = why
 
     def _reread(self) -> None:
         stat = os.stat(self._path)

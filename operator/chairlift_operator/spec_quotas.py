@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from chairlift_operator.spec_values import SPEC_CONFIG, Name, matching, printable
 
@@ -29,12 +30,25 @@ class Redis:
     ca_secret: Name | None = None
 
     def __post_init__(self) -> None:
+        if (wrong := _wrong_address(self.url)) is not None:
+            raise ValueError(f"url {self.url!r}: {wrong}: write redis://HOST:PORT/DATABASE")
         if self.ca_secret is not None and not self.url.startswith(ENCRYPTED):
             raise ValueError(
                 "caSecret only works with a url that begins with rediss://: change one"
             )
         if self.user is not None and self.password_secret is None:
             raise ValueError("user needs its password: add passwordSecret, or remove user")
+
+
+def _wrong_address(url: str) -> str | None:
+    """Why a client could not even try it."""
+    try:
+        parts = urlsplit(url)
+        if parts.port == 0:
+            return "the port must be 1 to 65535"
+    except ValueError as error:
+        return str(error)
+    return None if parts.hostname else "it names no host"
 
 
 @dataclass(frozen=True, slots=True)

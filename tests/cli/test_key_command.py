@@ -3,11 +3,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from chairlift_cli.__main__ import main
+from chairlift_cli.key_command import run_key_create
 from chairlift_gateway.identity import Caller, parse_tenants
 from chairlift_operator.quotas.key_secrets import SecretKeys, read_keys
 from chairlift_protocol.wire import RequestClass
@@ -32,6 +34,13 @@ def test_a_made_key_is_its_tenants_and_older_ones_stay(
     assert not any(key.encode() in content for key in made)
     assert json.loads(content)["of_tomorrow"] == 1
     assert len(set(made)) == 3 and all(len(key) > 40 for key in made)
+
+
+def test_keys_made_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    path, num_keys = tmp_path / "tenants.json", 24
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: run_key_create("acme", "interactive", path), range(num_keys)))
+    assert len(parse_tenants(path.read_bytes()).callers) == num_keys
 
 
 def test_without_a_file_it_prints_what_belongs_into_one(

@@ -92,11 +92,13 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
         assert Limits.from_json(first["acme/interactive"]) == Limits(60_000, 120, 8)
         assert quotas.weights() == {"acme": 2.0}
         assert Limits.from_json(first["*/batch"]) == Limits(concurrency=0)
-        _replace(path, "kind: TenantQuota\n")
-        for _ in range(2):
-            await quotas.round(store)
-        assert store.limits == first and len(said) == 1
-        assert said[0].startswith("quotas stay as they were: ")
+        for broken in ("kind: TenantQuota\n", ""):
+            said.clear()
+            _replace(path, broken)
+            for _ in range(2):
+                await quotas.round(store)
+            assert store.limits == first and len(said) == 1
+            assert said[0].startswith("quotas stay as they were: ")
         _replace(path, EXAMPLE.read_text().replace("concurrency: 8", "concurrency: 9"))
         store.fails = "Redis cannot be reached"
         await quotas.round(store)
@@ -115,6 +117,7 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
         ({"passwordSecret": "p"}, TenantFiles(), "give --redis-password-file"),
         ({}, TenantFiles(password=Path("/none")), "--redis-password-file: cannot read /none"),
         ({}, TenantFiles(quotas=Path("/none")), "cannot read /none"),
+        ({}, TenantFiles(quotas=Path("/dev/null")), "holds no TenantQuota of pool fleet"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_starts(

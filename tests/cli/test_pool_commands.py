@@ -155,3 +155,13 @@ def test_a_journal_explains_itself(tmp_path: Path, capsys: pytest.CaptureFixture
     journal.write_text(text.getvalue())
     assert main(["explain", "--journal", str(journal)]) == 0
     assert "a: batch size 64→16: cautious first policy" in capsys.readouterr().out
+
+
+def test_an_error_among_several_quotas_says_in_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = (Path(__file__).parents[2] / "examples" / "tenants" / "fleet.yaml").read_text()
+    path = tmp_path / "quotas.yaml"
+    path.write_text(good.replace("concurrency: 2", "concurrency: -2"))
+    assert main(["validate", "-f", str(path)]) == 2
+    assert "document 2 of 2: spec.interactive.concurrency: must be" in capsys.readouterr().err

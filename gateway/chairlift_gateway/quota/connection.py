@@ -44,8 +44,12 @@ class RedisAddress:
     ca_path: Path | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            is_usable = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+        except ValueError:  # a port that is none, half an IPv6 address
+            is_usable = False
+        if not is_usable:
             raise RedisUrlError(f"must be like redis://host:6379/0 or rediss://…, not {self.url!r}")
         if parts.password is not None:
             raise RedisUrlError("must not hold a password, which process lists show; give a file")
@@ -63,7 +67,8 @@ class _FileCredentials(CredentialProvider):
         self._path = path
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        password = self._path.read_text(encoding="utf-8").strip()
+        # What is no text is a wrong password, as Redis will say; it ends no gateway.
+        password = self._path.read_text(encoding="utf-8", errors="replace").strip()
         return (password,) if self._user is None else (self._user, password)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:

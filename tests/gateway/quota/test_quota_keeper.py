@@ -187,8 +187,12 @@ async def test_a_user_with_a_password_from_a_file_and_rights_on_one_pool_is_enou
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost", "http://redis:6379", "redis://", "redis://user:secret@redis:6379"]
-)
+    "url",
+    [
+        "localhost", "http://redis:6379", "redis://", "redis://user:secret@redis:6379",
+        "redis://redis:99999", "redis://redis:x", "redis://redis:0", "redis://[::1",
+    ],
+)  # fmt: skip
 def test_an_address_that_cannot_be_used_says_why(url: str) -> None:
     with pytest.raises(RedisUrlError, match="must"):
         RedisAddress(url)
