@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Final, Self
 import redis
 
 from chairlift_bench.gateway_load import Target
+from chairlift_bench.listening import listens_within
 from chairlift_bench.redis_process import running_redis
 from chairlift_protocol.quota import Limits, QuotaKeys, default_holder, holder_of
 from chairlift_protocol.wire import RequestClass
@@ -121,7 +121,8 @@ def running_ways(folder: Path, step_ms: float) -> Iterator[Ways]:
         ):
             gateway_port = int(_line(gateway).rpartition(":")[2])
             nginx_port = int((folder / "nginx.port").read_text())
-            _until_listening(nginx_port)
+            if not listens_within(nginx_port, START_S):
+                raise NoNginx("nginx does not listen")
             yield Ways(
                 Measured(Target("direct", engine_port), None),
                 Measured(Target("gateway", gateway_port, KEY), gateway.pid),
@@ -176,15 +177,3 @@ def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 def _line(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().decode().strip()
-
-
-def _until_listening(port: int) -> None:
-    end_s = time.monotonic() + START_S
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1.0):
-                return
-        except OSError:
-            if time.monotonic() > end_s:
-                raise NoNginx("nginx does not listen") from None
-            time.sleep(0.02)

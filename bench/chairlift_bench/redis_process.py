@@ -6,10 +6,11 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from chairlift_bench.listening import listens_within
 
 START_S: Final = 10.0
 
@@ -35,20 +36,9 @@ def running_redis() -> Iterator[int]:
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            _until_listening(port)
+            if not listens_within(port, START_S):
+                raise NoRedis("redis-server does not listen")
             yield port
         finally:
             process.kill()
             process.wait()
-
-
-def _until_listening(port: int) -> None:
-    end_s = time.monotonic() + START_S
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1.0):
-                return
-        except OSError:
-            if time.monotonic() > end_s:
-                raise NoRedis("redis-server does not listen") from None
-            time.sleep(0.02)
