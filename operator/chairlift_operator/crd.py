@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from chairlift_operator.api_group import KIND, PLURAL
-from chairlift_operator.crd_form import Column, Resource, text
+from chairlift_operator.crd_form import CONDITIONS, Column, Resource, text
 from chairlift_operator.crd_text import DESCRIPTIONS, PLACES
 from chairlift_operator.quota_crd import QUOTAS
 from chairlift_operator.spec import PoolSpec
@@ -102,10 +102,7 @@ RULES: Final = {
     },
 }
 EXTRA: Final[dict[str, Json]] = {
-    "status.conditions": {
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["type"],
-    },
+    **CONDITIONS,
     "status.signals": {"x-kubernetes-list-type": "atomic"},
     "status.decisions": {"x-kubernetes-list-type": "atomic"},
 }

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from chairlift_operator.api_group import GROUP, VERSION
 from chairlift_operator.structural_schema import Annotations, Json, schema_of
+
+# One writer may set a condition without naming the others.
+CONDITIONS: Final[dict[str, Json]] = {
+    "status.conditions": {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from chairlift_operator.api_group import QUOTA_KIND, QUOTA_PLURAL
-from chairlift_operator.crd_form import Column, Resource
+from chairlift_operator.crd_form import CONDITIONS, Column, Resource
 from chairlift_operator.quota_spec import MAX_KEY_SOURCES, TenantQuotaSpec
 from chairlift_operator.quota_status_model import TenantQuotaStatus
 from chairlift_operator.structural_schema import Annotations, Json, Rule
@@ -99,10 +99,7 @@ RULES: Final = {
 }
 EXTRA: Final[dict[str, Json]] = {
     "spec.keys": {"maxItems": MAX_KEY_SOURCES, "x-kubernetes-list-type": "atomic"},
-    "status.conditions": {
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["type"],
-    },
+    **CONDITIONS,
 }
 QUOTAS: Final = Resource(
     kind=QUOTA_KIND,
