@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 import sys
 import tempfile
@@ -33,14 +34,15 @@ from chairlift_protocol.wire import METRICS_PATH
 NUM_ROUNDS: Final = 3
 NUM_TURNS: Final = 20
 NUM_NOISY: Final = 30
+NUM_SLOTS: Final = 16  # half of what the loop keeps in flight finds a slot
+BUSY_WITHIN_S: Final = 120.0
 CHAT_ANSWER_TOKENS, AGENT_ANSWER_TOKENS, AGENT_PROMPT_TOKENS = 12, 24, 200
 CHARS_PER_TOKEN: Final = 4.0
 TENANT_HEADER: Final = "x-tenant"
 POOL_FILE: Final = REPOSITORY / "examples" / "chat.yaml"
-# Half of what the loop keeps in flight finds a slot.
 SETTINGS: Final = (
     f"gateway.trustedTenantHeader={TENANT_HEADER}",
-    *(f"interactive.batchSize.{end}=16" for end in ("min", "max")),
+    *(f"interactive.batchSize.{end}={NUM_SLOTS}" for end in ("min", "max")),
     *(f"interactive.stepTokens.{end}=96" for end in ("min", "max")),
 )
 ALONE, ONE_TENANT, MANY_TENANTS = "alone", "one tenant", "many tenants"
@@ -115,11 +117,17 @@ class Bench:
 
     async def _until_busy(self, loads: Sequence[Load]) -> None:
         """Until slots are full and others wait for them, so that every turn meets the same."""
-        while loads:
-            sample = await self._sample()
-            if (sample.num_running or 0) >= 10 and (sample.num_waiting or 0) > 0:
-                return
-            await asyncio.sleep(0.2)
+        if not loads:
+            return
+        try:
+            async with asyncio.timeout(BUSY_WITHIN_S):
+                while not is_busy(await self._sample()):
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            raise LocalServerFailed(
+                f"{NUM_NOISY} requests in flight did not fill {NUM_SLOTS} slots within "
+                f"{BUSY_WITHIN_S:.0f} s"
+            ) from None
 
     def _load(self, tenant: str) -> Load:
         return Load(self._url, self._model, headers={TENANT_HEADER: tenant})
@@ -129,7 +137,16 @@ class Bench:
             aiohttp.ClientSession(raise_for_status=True) as client,
             client.get(self._engine + METRICS_PATH) as response,
         ):
-            return parse_engine_metrics(await response.text())
+            sample = parse_engine_metrics(await response.text())
+        if sample.missing:
+            raise LocalServerFailed(f"the engine does not say {', '.join(sample.missing)}")
+        return sample
+
+
+def is_busy(sample: EngineSample) -> bool:
+    """Whether slots are full but for the tenth that no tenant alone may take, and others wait."""
+    num_running, num_waiting = sample.num_running or 0, sample.num_waiting or 0
+    return num_running >= math.floor(0.9 * NUM_SLOTS) and num_waiting >= NUM_NOISY - NUM_SLOTS
 
 
 def _noise(kind: str) -> list[tuple[str, int]]:

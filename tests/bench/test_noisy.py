@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chairlift_bench.bench_noisy import KINDS, Phase, by_round, claims_of
+from chairlift_bench.bench_noisy import KINDS, Phase, by_round, claims_of, is_busy
+from chairlift_operator.exposition import EngineSample
 
 
 def _rounds(*ttft_s: tuple[float, float, float]) -> list[Phase]:
@@ -30,3 +31,13 @@ def test_rounds_tell_the_spread() -> None:
 def test_a_failed_request_is_counted_whoever_sent_it() -> None:
     phases = [Phase(kind, (0.1,), 0.05, num_failed=2) for kind in KINDS]
     assert claims_of(phases)["noisy_failed_requests"] == 6
+
+
+@pytest.mark.parametrize(
+    ("num_running", "num_waiting", "busy"),
+    [(16, 14, True), (14, 16, True), (10, 20, False), (16, 3, False), (None, 20, False)],
+)
+def test_turns_begin_once_slots_are_full_and_the_rest_waits(
+    num_running: float | None, num_waiting: float | None, busy: bool
+) -> None:
+    assert is_busy(EngineSample(num_running=num_running, num_waiting=num_waiting)) is busy
