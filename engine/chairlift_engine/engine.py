@@ -10,6 +10,7 @@ import logging
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from chairlift_engine.clock import Clock
@@ -212,15 +213,14 @@ class Engine:
 
     def _take_commands(self, wait_s: float) -> bool:
         taken = False
-        try:
-            if wait_s > 0:
+        if wait_s > 0:
+            with suppress(queue.Empty):
                 self._commands.get(timeout=wait_s)()
                 taken = True
-            while True:
-                self._commands.get_nowait()()
-                taken = True
-        except queue.Empty:
-            return taken
+        while not self._commands.empty():  # nobody else takes from it
+            self._commands.get_nowait()()
+            taken = True
+        return taken
 
     def _abort(self, request_id: str, reason: FinishReason) -> None:
         request = self.scheduler.abort(request_id)
