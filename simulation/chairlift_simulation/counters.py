@@ -67,7 +67,8 @@ class EngineCounters:
                 counts.prompt_tokens += request.num_prompt_tokens
                 is_late = (now_s - request.arrival_s) * 1e3 > slo.ttft_ms
                 self._slots("ttft", slo.ttft_ms, request_class)[is_late] += 1
-            self.num_finished += reason is not None
+            if reason is not None:
+                self.num_finished += 1
         for request, _ in report.ended:
             self.num_finished += 1
             waited_ms = (now_s - request.arrival_s) * 1e3
