@@ -34,8 +34,11 @@ class BatchGuarantee:
 
         False when interactive requests must wait for one of these.
         """
-        due = self._due(now_s) if self._num_seats > self._residency.num_seats_held else []
-        begun = self._residency.prefilling[BATCH]
+        residency = self._residency
+        due: list[Request] = []
+        if residency.num_waiting[BATCH] and self._num_seats > residency.num_seats_held:
+            due = self._due(now_s)
+        begun = residency.prefilling[BATCH]
         if not (due or begun):
             self._saved_tokens = 0.0
             return True
@@ -43,7 +46,7 @@ class BatchGuarantee:
         for request in tuple(begun):
             self._spend(draft, request)
         for request in due:
-            if self._residency.num_seats_held >= self._num_seats:
+            if residency.num_seats_held >= self._num_seats:
                 break
             self._try(draft, request, passed)
         return all(request.num_times_passed < MAX_DUE_PASSED for request in passed)

@@ -159,8 +159,9 @@ class PromptPass:
     def _share_of(self, request: Request, num_computed: int) -> int:
         """Tokens of the budget for its next chunk; 0 may also leave it for the second round."""
         num_tokens = self._chunk_of(request, num_computed)
-        is_long = self._is_long(request, num_computed)
-        if not (num_tokens and is_long and self._residency.has_shorter_prompt(request)):
+        if not (num_tokens and self._is_long(request, num_computed)):
+            return num_tokens
+        if not self._residency.has_shorter_prompt(request):
             return num_tokens
         self._cut.append(request)
         if len(self._cut) > 1:

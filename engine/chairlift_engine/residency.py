@@ -8,7 +8,7 @@ so that queues, counts, tenants' holdings and blocks move together. Decides noth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from chairlift_engine.blocks import BlockPool
 from chairlift_engine.config import Capacity
@@ -24,14 +24,12 @@ MAX_PREEMPTIONS = 4
 MAX_SIZE_BITS = 64  # of a prompt's length in tokens
 
 
-@dataclass(frozen=True, slots=True)
-class TenantGauge:
+class TenantGauge(NamedTuple):
     num_running: int
     num_waiting: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
+class Gauges(NamedTuple):
     """The state between two steps, by class where it differs.
 
     num_free_blocks: cached ones included. prefix_query_tokens, prefix_hit_tokens: prompt tokens of

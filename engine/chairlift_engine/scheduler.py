@@ -8,7 +8,6 @@ policies change, and computed tokens are taken in. Knows no torch, no clock and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from chairlift_engine.config import Capacity
@@ -33,8 +32,7 @@ class TokenEvent(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """What one step computes; decodes first.
 
     kv_tokens: context that its sequences attend to.

@@ -110,8 +110,10 @@ class EngineSample:
         return tuple(name for name, field in _NEEDED.items() if getattr(self, field) is None)
 
     def of(self, request_class: RequestClass) -> ClassSample:
-        known = (c for c in self.classes if c.request_class is request_class)
-        return next(known, ClassSample(request_class))
+        for own in self.classes:
+            if own.request_class is request_class:
+                return own
+        return ClassSample(request_class)
 
     def slo_count(self, objective: str, threshold_ms: float, request_class: str) -> SloCount | None:
         """The count for exactly this threshold; one of another says nothing of it."""

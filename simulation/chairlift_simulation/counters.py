@@ -39,6 +39,8 @@ class EngineCounters:
         default_factory=lambda: {c: _ClassCounts() for c in RequestClass}
     )
     slo: dict[_SloKey, list[int]] = field(default_factory=dict)
+    _gap_ms: float | None = None  # the threshold that ...
+    _gap_slots: dict[RequestClass, list[int]] = field(default_factory=dict)  # ... these are of
 
     def take(self, report: StepReport) -> None:
         if (sums := report.sums) is not None:
@@ -49,8 +51,11 @@ class EngineCounters:
             self.kv_tokens += sums.kv_tokens
         self.num_preemptions += report.num_preemptions
         slo = report.policy.slo
-        gap_slots = {c: self._slots("itl", slo.itl_ms, c) for c in RequestClass}
-        now_s, itl_ms, classes = report.now_s, slo.itl_ms, self.classes
+        if slo.itl_ms != self._gap_ms:
+            self._gap_ms = slo.itl_ms
+            self._gap_slots = {c: self._slots("itl", slo.itl_ms, c) for c in RequestClass}
+        now_s, itl_ms = report.now_s, slo.itl_ms
+        classes, gap_slots = self.classes, self._gap_slots
         for request, _, gap_s, reason, _ in report.tokens:
             request_class = request.request_class
             counts = classes[request_class]
@@ -62,7 +67,8 @@ class EngineCounters:
                 counts.prompt_tokens += request.num_prompt_tokens
                 is_late = (now_s - request.arrival_s) * 1e3 > slo.ttft_ms
                 self._slots("ttft", slo.ttft_ms, request_class)[is_late] += 1
-            self.num_finished += reason is not None
+            if reason is not None:
+                self.num_finished += 1
         for request, _ in report.ended:
             self.num_finished += 1
             waited_ms = (now_s - request.arrival_s) * 1e3

@@ -125,7 +125,8 @@ class VirtualReplica:
                 request.tenant,
             )
             if not request.prefix_blocks:
-                num_full = request.prompt_tokens // self.scheduler.capacity.block_tokens
+                num_tokens = request.prompt_tokens + request.output_tokens
+                num_full = num_tokens // self.scheduler.capacity.block_tokens
                 made.block_keys = _own_keys(number, num_full)
             self._engine.request_add(made)
             self._is_awake = True
@@ -147,6 +148,6 @@ def _token_ids(request: VirtualRequest, number: int) -> list[int]:
 
 
 def _own_keys(number: int, num_blocks: int) -> list[bytes]:
-    """Names for the blocks of a prompt that no other begins with; digests of them cost more than
-    scheduling it."""
+    """Names for the blocks of a prompt that no other begins with, and of its answer; digests of
+    them cost more than scheduling it."""
     return [b"%d/%d" % (number, index) for index in range(num_blocks)]

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 from chairlift_engine.clock import Clock
@@ -74,10 +73,9 @@ class Bridge:
         tenants = dict(seen.tenants or {})
         for request in self._unseen:
             before = tenants.get(request.tenant, TenantGauge(0, 0))
-            tenants[request.tenant] = replace(before, num_waiting=before.num_waiting + 1)
+            tenants[request.tenant] = before._replace(num_waiting=before.num_waiting + 1)
         unseen_tokens = sum(r.num_prompt_tokens for r in self._unseen)
-        return replace(
-            seen,
+        return seen._replace(
             num_waiting=num_waiting,
             oldest_arrival_s=oldest_s,
             waiting_prefill_tokens=seen.waiting_prefill_tokens + unseen_tokens,
