@@ -39,9 +39,11 @@ def reason(limits: Limits, outcome: Outcome) -> str:
         Status.REQUESTS: limits.requests_per_minute,
         Status.CONCURRENCY: limits.concurrency,
     }
+    is_lowered = outcome.status is Status.TOKENS and limits.lowered_from is not None
+    lowered = f" (lowered from {limits.lowered_from} while the pool is congested)"
     return (
-        f"Rate limit reached: {bounds[outcome.status]} {_WHAT[outcome.status]}. "
-        f"Please try again in {retry_after_s(outcome)} s."
+        f"Rate limit reached: {bounds[outcome.status]} {_WHAT[outcome.status]}"
+        f"{lowered if is_lowered else ''}. Please try again in {retry_after_s(outcome)} s."
     )
 
 
