@@ -173,9 +173,7 @@ class LocalQuotas:
         now_s = time.monotonic()
         rates = self._lowering.turn(roster, self._ledger, self._strain, now_s)
         is_idle, pool = now_s < self._idle_until_s, _name(self._pool)
-        counts = await store.sync(
-            pool, roster.limits, roster.holders, is_idle=is_idle, rates=rates
-        )
+        counts = await store.sync(pool, roster.limits, roster.holders, is_idle=is_idle, rates=rates)
         self._ledger.note(time.monotonic(), counts)
 
     async def close(self) -> None:

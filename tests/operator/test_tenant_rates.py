@@ -105,12 +105,17 @@ def test_who_asks_for_more_gets_no_less_and_takes_nothing_but_from_others(
 # -- from round to round ---------------------------------------------------------------------------
 
 
-def test_nothing_is_lowered_while_nobody_waits_or_for_a_moment_only() -> None:
+def test_nothing_is_lowered_while_nobody_waits_or_in_one_tick_alone() -> None:
     rounds = Rounds(batch("a", 60_000, None))
     assert not rounds.pass_s(60, is_crowded=False)
-    rounds.now_s = 1000.0 + 61
-    assert not rounds.pass_s(4, is_crowded=True)  # one tick
-    assert not rounds.pass_s(60, is_crowded=False)
+    strain = Strain(rounds.now_s, True, CARRIED, 0.0)
+    for after_s in (0.0, 4.0, 8.0, 12.0):  # however many rounds see it
+        rounds.lowered = lower(rounds.askers, strain, rounds.lowered, strain.at_s + after_s)
+        assert not rounds.lowered.told
+    later = replace(strain, at_s=strain.at_s + TICK_S)
+    for after_s in (0.0, 4.0):
+        rounds.lowered = lower(rounds.askers, later, rounds.lowered, later.at_s + 8.0 + after_s)
+    assert rounds.lowered.told
 
 
 def test_batch_rates_fall_by_a_fifth_in_ten_seconds_from_what_is_used() -> None:
@@ -120,6 +125,12 @@ def test_batch_rates_fall_by_a_fifth_in_ten_seconds_from_what_is_used() -> None:
     assert 0.8 * 40_000 <= first <= 40_000
     rounds.pass_s(20, is_crowded=True)
     assert rounds.lowered.rates["a/batch"] == pytest.approx(first * 0.8**2)
+
+
+def test_a_limit_beyond_all_that_the_pool_carries_begins_there() -> None:
+    rounds = Rounds(batch("a", 1_000_000_000, None))
+    first = rounds.pass_s(12, is_crowded=True)["a/batch"]
+    assert 0.8 * CARRIED <= first <= CARRIED
 
 
 def test_batch_work_keeps_what_engines_guarantee_and_what_its_own_replicas_carry() -> None:
@@ -151,6 +162,23 @@ def test_interactive_rates_fall_only_once_batch_work_has_nothing_left_to_yield()
     assert set(told) == {"a/batch", "loud/interactive"}
     # All that the other does not ask for.
     assert told["loud/interactive"] == CARRIED - 500
+
+
+def test_interactive_rates_fall_no_further_while_batch_work_has_something_to_yield() -> None:
+    rounds = Rounds(batch("a", 20_000, None), chat("b", 90_000, None), chat("c", 90_000, None))
+    while "b/interactive" not in (low := rounds.pass_s(4, is_crowded=True)):
+        assert rounds.now_s < 1400
+    assert low["b/interactive"] > CARRIED / 2  # and would fall further
+    rounds.askers = [*rounds.askers, batch("new", 90_000, None)]
+    assert rounds.pass_s(60, is_crowded=True)["b/interactive"] == low["b/interactive"]
+
+
+def test_interactive_rates_wait_as_long_when_it_gets_crowded_again() -> None:
+    rounds = Rounds(chat("b", 300_000, None))
+    rounds.pass_s(PERSISTS_S, is_crowded=True)
+    rounds.pass_s(20, is_crowded=False)
+    assert not rounds.pass_s(PERSISTS_S, is_crowded=True)
+    assert rounds.pass_s(20, is_crowded=True)
 
 
 def test_an_interactive_tenant_keeps_its_part_of_the_capacity_by_weight() -> None:
@@ -213,7 +241,8 @@ def test_a_limit_that_was_lowered_meanwhile_is_what_counts() -> None:
     rounds = Rounds(batch("a", 60_000, None))
     assert rounds.pass_s(40, is_crowded=True)["a/batch"] > 20_000
     rounds.askers = [batch("a", 500, None)]
-    assert not rounds.pass_s(4, is_crowded=True)
+    rounds.carried = None
+    assert not rounds.pass_s(4, is_crowded=True) and not rounds.lowered.rates
 
 
 numbers = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(1.0, 1e7)

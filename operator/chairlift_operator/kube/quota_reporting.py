@@ -60,7 +60,9 @@ class QuotaReporter:
 
 def _without_counts(status: TenantQuotaStatus) -> TenantQuotaStatus:
     """What counts change all the time is left out."""
-    told = [replace(c, message="") if c.type in (LIMITED, LOWERED) else c for c in status.conditions]
+    told = [
+        replace(c, message="") if c.type in (LIMITED, LOWERED) else c for c in status.conditions
+    ]
     return TenantQuotaStatus(
         observed_generation=status.observed_generation,
         ready=status.ready,

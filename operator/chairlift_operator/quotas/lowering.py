@@ -1,4 +1,4 @@
-"""Whose tokens per minute are lowered in a round: `rates` applied to what Redis tells of tenants."""
+"""Whose tokens per minute are lowered in a round: `rates`, by what Redis tells of tenants. Pure."""
 
 from __future__ import annotations
 

@@ -115,9 +115,7 @@ class _Round:
         return min(max(target, self.fall * known), self.rise * known)
 
 
-def lower(
-    askers: Sequence[Asker], strain: Strain | None, before: Lowered, now_s: float
-) -> Lowered:
+def lower(askers: Sequence[Asker], strain: Strain | None, before: Lowered, now_s: float) -> Lowered:
     """askers: those that ask for tokens now, of both classes, each with a limit above zero."""
     if now_s - before.at_s > TOLD_S:
         before = Lowered()
