@@ -1,4 +1,4 @@
-"""Whether interactive requests wait for too long, and what a pool carries. Pure; for `quotas.rates`.
+"""Whether interactive requests wait for too long, and what a pool carries. Pure: for `lowering`.
 
 Too long is what makes the batch share fall before anything is missed: a request that has spent part
 of its objective in the queue, or that a gateway holds back. That something waits for a step is no

@@ -205,6 +205,22 @@ def test_rates_come_back_by_a_fifth_in_ten_seconds_interactive_ones_first() -> N
     assert rounds.lowered.budget is None
 
 
+@pytest.mark.parametrize("left", [80_000.0, 30_000.0, 8_000.0])
+def test_batch_work_gets_what_interactive_work_leaves_give_or_take_a_step(left: float) -> None:
+    """A pool in which requests wait whenever more is used than it carries."""
+    rounds = Rounds(batch("a", 200_000, None), batch("b", 200_000, None, weight=3.0))
+    used, uses = 0.0, []
+    for _ in range(300):
+        told = rounds.pass_s(ROUND_S, is_crowded=used > left)
+        used = float(sum(told.get(asker.holder, asker.limit) for asker in rounds.askers))
+        uses.append(used)
+        if len(told) == 2 and len(uses) > 100:
+            assert told["b/batch"] == pytest.approx(3 * told["a/batch"], rel=0.25)
+    settled = uses[100:]
+    assert 0.7 * left <= min(settled) and max(settled) <= 1.4 * left
+    assert sum(settled) / len(settled) == pytest.approx(left, rel=0.1)
+
+
 def test_what_a_round_does_not_know_is_told_to_nobody_and_soon_forgotten() -> None:
     rounds = Rounds(batch("a", 60_000, None))
     low = rounds.pass_s(60, is_crowded=True)
