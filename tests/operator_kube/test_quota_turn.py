@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chairlift_e2e.fake_tenants import KEY, MAP, Team, tenants_of
+from chairlift_e2e.fake_tenants import KEY, MAP, REDIS, Team, tenants_of
 from chairlift_operator.kube.api import ApiError
 from chairlift_operator.kube.key_reading import KeyReader
 from chairlift_operator.kube.quota_seen import PoolSeen
@@ -260,6 +260,7 @@ def test_rates_that_are_lowered_reach_redis_and_both_status_say_why(run: Any) ->
         team.set_quota("acme", "acme", batch={"tokensPerMinute": 60_000})
         team.set_quota("rest", "*", batch={"tokensPerMinute": 90_000})
         team.set_quota("beta", "beta", interactive={"tokensPerMinute": 60_000})
+        team.set_quota("late", "acme", batch={"tokensPerMinute": 60_000})
         num_used = 0
 
         async def turn(num: int, is_crowded: bool | None) -> None:
@@ -284,12 +285,18 @@ def test_rates_that_are_lowered_reach_redis_and_both_status_say_why(run: Any) ->
         assert team.condition("rest", "RatesLowered")[0] == "True"
         # Its batch work goes by the limits of everybody else.
         assert team.condition("beta", "RatesLowered")[0] == "True"
+        assert team.condition("late", "RatesLowered")[0] == "False"  # which is not in force
         assert team.turns.condition is not None
         assert "batch work may use fewer tokens" in team.turns.condition.message
         await turn(1, is_crowded=None)
         assert team.redis.rates == {}
         assert team.condition("acme", "RatesLowered")[0] == "False"
         assert "fewer tokens" not in team.turns.condition.message
+        await turn(2, is_crowded=True)
+        assert team.condition("acme", "RatesLowered")[0] == "True"
+        team.set_pool({"redis": {**REDIS, "passwordSecret": "missing"}})
+        await turn(6, is_crowded=True)  # by then Redis has forgotten what it was told
+        assert team.condition("acme", "RatesLowered")[0] == "False"
 
     run(body)
 

@@ -162,13 +162,13 @@ class PoolQuotas:
         return roster, standing
 
     async def _sync(self, quotas: Quotas, roster: Roster) -> None:
-        if not self._tools.may_write():
-            raise StoreError("this operator does not lead, or not any more")
-        self._store = await self._tools.redis.of(self.key, quotas.redis)
         seen = self._fresh()
         is_idle = seen is not None and seen.is_idle
         strain = seen.strain if seen is not None else None
         rates = self._lowering.turn(roster, self._ledger, strain, self._tools.now_s())
+        if not self._tools.may_write():
+            raise StoreError("this operator does not lead, or not any more")
+        self._store = await self._tools.redis.of(self.key, quotas.redis)
         counts = await self._store.sync(
             "/".join(self.key), roster.limits, roster.holders, is_idle=is_idle, rates=rates
         )
@@ -203,7 +203,7 @@ class PoolQuotas:
         now_s = self._tools.now_s()
         for name, item in items.items():
             verdict = verdicts[name]
-            use = {c: self._use(holder_of(verdict.tenant or "", c), now_s) for c in RequestClass}
+            use = {c: self._use(verdict.tenant, c, now_s) for c in RequestClass}
             status = quota_status(
                 verdict,
                 standing,
@@ -216,7 +216,10 @@ class PoolQuotas:
             await self._reporter.write(item, status)
         self._reporter.keep_only({item["metadata"]["uid"] for item in items.values()})
 
-    def _use(self, holder: str, now_s: float) -> Use:
+    def _use(self, tenant: str | None, request_class: RequestClass, now_s: float) -> Use:
+        if tenant is None:
+            return Use()
+        holder = holder_of(tenant, request_class)
         return replace(self._ledger.use(holder, now_s), lowered_to=self._lowering.rate(holder))
 
     def _slot_share(self, num_running: list[int | None]) -> float | None:

@@ -184,7 +184,8 @@ def _yielding(
     budget = max(budget, least)
     rates = _Round(batch, before, most, least, fall, 1.0).rates(budget)
     is_floored = budget <= least and _have_come_down(batch, rates, budget)
-    floored_since_s = (before.floored_since_s or now_s) if is_floored else None
+    known_s = before.floored_since_s
+    floored_since_s = (now_s if known_s is None else known_s) if is_floored else None
     persists = floored_since_s is not None and now_s - floored_since_s >= PERSISTS_S
     # The part of each by weight, w_i / sum(w) of the capacity, is its own.
     squeezed = _Round(interactive, before, most, carried[0], fall, 1.0)
