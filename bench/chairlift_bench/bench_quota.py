@@ -190,7 +190,8 @@ def _settled_state(client: redis.Redis) -> Redis:
     num_leases = 0
     for number in range(NUM_TENANTS):
         holder = holder_of(f"t{number}", CHAT)
-        run(keys=script_keys(KEYS, holder), args=["sweep", holder, default_holder(CHAT)])
+        fallback = default_holder(CHAT)
+        run(keys=script_keys(KEYS, holder, fallback), args=["sweep", holder, fallback])
         account: Any = client.hgetall(KEYS.account(holder))
         used[holder] = int(account.get(b"used", 0))
         num_leases += client.zcard(KEYS.leases(holder))

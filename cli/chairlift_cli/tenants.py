@@ -16,8 +16,12 @@ from typing import Final
 from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
 from chairlift_cli.pool_file import read_quotas
+from chairlift_operator.congestion import strain_of
 from chairlift_operator.control_loop import Tick
 from chairlift_operator.quotas.idle import has_idle_capacity
+from chairlift_operator.quotas.ledger import Ledger
+from chairlift_operator.quotas.lowering import Lowering
+from chairlift_operator.quotas.rates import Strain
 from chairlift_operator.quotas.roster import Claim, Roster, roster_of
 from chairlift_operator.quotas.store import QuotaStore, RedisAccess, RedisStore, StoreError
 from chairlift_operator.spec import InferencePool
@@ -123,6 +127,8 @@ class LocalQuotas:
         self._pool, self._files, self._store, self._say = pool, files, store, say
         self._roster: Roster | None = None
         self._idle_until_s = 0.0
+        self._strain: Strain | None = None
+        self._ledger, self._lowering = Ledger(), Lowering()
         self._said: str | None = None
 
     def weights(self) -> Mapping[str, float] | None:
@@ -130,9 +136,12 @@ class LocalQuotas:
         return self._roster.weights if self._roster is not None else None
 
     def saw(self, tick: Tick) -> None:
-        made, gateway = tick.plan, tick.snapshot.gateway
+        if self._store is None:
+            return
+        made, gateway, now_s = tick.plan, tick.snapshot.gateway, time.monotonic()
         is_idle = has_idle_capacity(made.replicas, gateway, made.conditions)
-        self._idle_until_s = time.monotonic() + SEEN_S if is_idle else 0.0
+        self._idle_until_s = now_s + SEEN_S if is_idle else 0.0
+        self._strain = strain_of(self._pool, made.replicas, made.memory, gateway, now_s)
 
     async def begin(self) -> None:
         """Before the gateway starts, which would go by its own limits until it finds some."""
@@ -153,13 +162,19 @@ class LocalQuotas:
             trouble = f"quotas stay as they were: {error}"
         try:
             if self._roster is not None:
-                is_idle = time.monotonic() < self._idle_until_s
-                await store.sync(_name(self._pool), self._roster.limits, (), is_idle=is_idle)
+                await self._sync(store, self._roster)
         except StoreError as error:
             trouble = str(error)
         if trouble is not None and trouble != self._said:
             self._say(trouble)
         self._said = trouble
+
+    async def _sync(self, store: QuotaStore, roster: Roster) -> None:
+        now_s = time.monotonic()
+        rates = self._lowering.turn(roster, self._ledger, self._strain, now_s)
+        is_idle, pool = now_s < self._idle_until_s, _name(self._pool)
+        counts = await store.sync(pool, roster.limits, roster.holders, is_idle=is_idle, rates=rates)
+        self._ledger.note(time.monotonic(), counts)
 
     async def close(self) -> None:
         if self._store is not None:

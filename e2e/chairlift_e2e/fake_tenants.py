@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from chairlift_e2e.fake_kube import FakeKube
@@ -34,6 +35,7 @@ class FakeRedis:
         self.kube, self.access = kube, access
         self.limits: dict[str, str] = {}
         self.counts: dict[str, Counts] = {}
+        self.rates: dict[str, int] = {}
         self.is_idle = False
         self.is_forgotten = False
         self.fails: str | None = None
@@ -41,14 +43,15 @@ class FakeRedis:
         self.log: list[tuple[set[str], set[str]]] = []
 
     async def sync(
-        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool
-    ) -> Mapping[str, Counts]:
+        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
+        rates: Mapping[str, int] = MappingProxyType({}),
+    ) -> Mapping[str, Counts]:  # fmt: skip
         assert pool == "team/chat"
         self.on_sync()
         if self.fails is not None:
             raise StoreError(self.fails)
         self.log.append((set(limits), tenants_of(self.kube)))
-        self.limits, self.is_idle = dict(limits), is_idle
+        self.limits, self.is_idle, self.rates = dict(limits), is_idle, dict(rates)
         return {holder: self.counts.get(holder, Counts(0, 0, 0)) for holder in holders}
 
     async def forget(self, pool: str) -> None:

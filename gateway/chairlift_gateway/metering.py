@@ -13,7 +13,7 @@ from chairlift_gateway.identity import Caller
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import Refusal
 from chairlift_gateway.quota.keeper import Grant, Keeper, QuotaExceeded, QuotaUnavailable
-from chairlift_gateway.quota.told import ratelimit_headers, reason, retry_after_s
+from chairlift_gateway.quota.told import label, ratelimit_headers, reason, retry_after_s
 from chairlift_gateway.sse import num_token_events
 from chairlift_gateway.usage import Usage
 from chairlift_protocol.quota import holder_of
@@ -98,7 +98,7 @@ class Metering:
         try:
             return await keeper.reserve(caller.tenant, caller.request_class, request_id, cost)
         except QuotaExceeded as error:
-            why = error.outcome.status.value
+            why = label(error.limits, error.outcome)
             self._metrics.count_tenant_refused(caller.tenant, caller.request_class, why)
             raise Refusal(
                 HTTPStatus.TOO_MANY_REQUESTS,

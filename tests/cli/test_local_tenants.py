@@ -38,9 +38,10 @@ class Store:
         self.fails: str | None = None
 
     async def sync(
-        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool
-    ) -> Mapping[str, Counts]:
-        assert pool == "default/fleet" and not is_idle
+        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
+        rates: Mapping[str, int],
+    ) -> Mapping[str, Counts]:  # fmt: skip
+        assert pool == "default/fleet" and not is_idle and not rates
         if self.fails is not None:
             raise StoreError(self.fails)
         self.limits = limits

@@ -144,11 +144,11 @@ def test_a_minute_is_not_known_before_a_minute_was_watched() -> None:
     ledger = Ledger()
     for at_s in range(0, 41, 5):
         ledger.note(at_s, {"acme/batch": Counts(1000 + at_s, 0, 2)})
-    assert ledger.use("acme/batch", 40) == Use(num_running=2)
+    assert ledger.use("acme/batch", 40) == Use(num_running=2, num_reserved=0)
     assert ledger.use("beta/batch", 40) == Use()
     for at_s in range(45, 121, 5):
         ledger.note(at_s, {"acme/batch": Counts(1000 + at_s, 3, 1)})
-    assert ledger.use("acme/batch", 120) == Use(60, 0, 1)
+    assert ledger.use("acme/batch", 120) == Use(60, 0, 1, 0)
     assert ledger.use("acme/batch", 120 + 16) == Use()
 
 
@@ -157,14 +157,14 @@ def test_readings_that_come_in_a_flurry_are_not_all_kept() -> None:
     for number in range(650):
         ledger.note(number / 10, {"acme/batch": Counts(number, 0, 1)})
     assert len(ledger._readings) <= 33
-    assert ledger.use("acme/batch", 65) == Use(600, 0, 1)
+    assert ledger.use("acme/batch", 65) == Use(600, 0, 1, 0)
 
 
 def test_an_account_that_was_forgotten_counts_from_zero_again() -> None:
     ledger = Ledger()
     for at_s, num_used in ((0, 500), (20, 700), (40, 30), (60, 50)):
         ledger.note(at_s, {"acme/batch": Counts(num_used, 0, 0)})
-    assert ledger.use("acme/batch", 60) == Use(200 + 30 + 20, 0, 0)
+    assert ledger.use("acme/batch", 60) == Use(200 + 30 + 20, 0, 0, 0)
 
 
 def _report(running: float | None, waiting: float | None = 0.0, **otherwise: Any) -> ReplicaReport:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from chairlift_e2e.fake_tenants import KEY, MAP, Team, tenants_of
+from chairlift_e2e.fake_tenants import KEY, MAP, REDIS, Team, tenants_of
 from chairlift_operator.kube.api import ApiError
 from chairlift_operator.kube.key_reading import KeyReader
 from chairlift_operator.kube.quota_seen import PoolSeen
 from chairlift_operator.kube.quota_turn import PoolQuotas, QuotaTools
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.quotas.ledger import Counts
+from chairlift_operator.quotas.rates import Strain
 from chairlift_operator.quotas.store import RedisAccess
 from chairlift_protocol.quota import Limits
 
@@ -250,6 +251,69 @@ def test_only_a_fresh_sight_of_idle_capacity_is_told_to_redis(run: Any) -> None:
         assert team.redis.is_idle
         await team.turn(3)  # by then it is old
         assert not team.redis.is_idle
+
+    run(body)
+
+
+def test_rates_that_are_lowered_reach_redis_and_both_status_say_why(run: Any) -> None:
+    async def body(team: Team) -> None:
+        team.set_quota("acme", "acme", batch={"tokensPerMinute": 60_000})
+        team.set_quota("rest", "*", batch={"tokensPerMinute": 90_000})
+        team.set_quota("beta", "beta", interactive={"tokensPerMinute": 60_000})
+        team.set_quota("late", "acme", batch={"tokensPerMinute": 60_000})
+        num_used = 0
+
+        async def turn(num: int, is_crowded: bool | None) -> None:
+            nonlocal num_used
+            for _ in range(num):
+                num_used += 3_000
+                team.redis.counts["acme/batch"] = Counts(num_used, 0, 1, 2_000)
+                strain = Strain(team.now_s, is_crowded, 100_000.0, 0.0)
+                team.turns.seen = PoolSeen(False, 10, team.now_s, strain)
+                await team.turn()
+
+        await team.turn()
+        await turn(20, is_crowded=False)
+        assert team.redis.rates == {} and team.condition("acme", "RatesLowered")[0] == "False"
+        await turn(60, is_crowded=True)
+        assert team.redis.rates == {"acme/batch": 2_500, "*/batch": 2_500}
+        status, reason, message = team.condition("acme", "RatesLowered")
+        assert (status, reason) == ("True", "PoolCongested")
+        assert message == (
+            "Interactive requests wait: batch work 2500 tokens per minute at most for now."
+        )
+        assert team.condition("rest", "RatesLowered")[0] == "True"
+        # Its batch work goes by the limits of everybody else.
+        assert team.condition("beta", "RatesLowered")[0] == "True"
+        assert team.condition("late", "RatesLowered")[0] == "False"  # which is not in force
+        assert team.turns.condition is not None
+        assert "batch work may use fewer tokens" in team.turns.condition.message
+        await turn(1, is_crowded=None)
+        assert team.redis.rates == {}
+        assert team.condition("acme", "RatesLowered")[0] == "False"
+        assert "fewer tokens" not in team.turns.condition.message
+        await turn(2, is_crowded=True)
+        assert team.condition("acme", "RatesLowered")[0] == "True"
+        team.set_pool({"redis": {**REDIS, "passwordSecret": "missing"}})
+        await turn(6, is_crowded=True)  # by then Redis has forgotten what it was told
+        assert team.condition("acme", "RatesLowered")[0] == "False"
+
+    run(body)
+
+
+def test_a_status_is_not_written_for_each_step_of_a_rate(run: Any) -> None:
+    async def body(team: Team) -> None:
+        team.set_quota("acme", "acme", batch={"tokensPerMinute": 60_000})
+        await team.turn()
+        for number in range(20):
+            strain = Strain(team.now_s, True, 100_000.0, 0.0)
+            team.turns.seen = PoolSeen(False, 10, team.now_s, strain)
+            team.redis.counts["acme/batch"] = Counts(0, 0, 1, 50_000 + number)
+            await team.turn()
+            if number == 5:
+                assert team.condition("acme", "RatesLowered")[0] == "True"
+                num_writes = len(team.kube.writes)
+        assert len(team.kube.writes) - num_writes <= 2  # measurements, each minute
 
     run(body)
 

@@ -24,7 +24,7 @@ MAX_CONNECTIONS: Final = 8
 # What an ACL user of gateways may do, on the pool's keys alone.
 NEEDED_RIGHTS: Final = (
     "+evalsha", "+script|load", "+time", "+hello", "+auth",
-    "+hget", "+hmget", "+hset", "+hdel", "+hincrby", "+hscan", "+exists", "+pexpire",
+    "+get", "+hget", "+hmget", "+hset", "+hdel", "+hincrby", "+hscan", "+exists", "+pexpire",
     "+zadd", "+zrem", "+zcard", "+zrange", "+zrangebyscore", "+zremrangebyscore",
 )  # fmt: skip
 

@@ -89,6 +89,11 @@ class Account:
     _reservations: dict[str, _Reservation] = field(default_factory=dict)
 
     @property
+    def num_reserved(self) -> int:
+        """Tokens that running requests hold."""
+        return sum(each.charge for each in self._reservations.values() if each.is_live)
+
+    @property
     def num_leases(self) -> int:
         return sum(each.is_live for each in self._reservations.values())
 

@@ -2,12 +2,14 @@
 -- the same in Python, with the reasons; a test holds the two together.
 --
 -- KEYS 1 account  2 leases  3 late (all three of one holder)  4 leasing  5 limits  6 idle
+--      7 rate of this holder  8 rate of the holder whose limits count where it has none
 -- ARGV 1 operation  2 holder  3 the holder whose limits count where it has none  4... by operation
 -- Levels are in units of 1/60000 token or request: a rate per minute times milliseconds, whole numbers.
 -- What takes time here is the number of commands: what can go in one goes in one.
 
 local call = redis.call
 local ACCOUNT, LEASES, LATE, LEASING, LIMITS, IDLE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local RATE, FALLBACK_RATE = KEYS[7], KEYS[8]
 local OPERATION, HOLDER, FALLBACK = ARGV[1], ARGV[2], ARGV[3]
 local UNIT = 60000
 local LATE_MS = 600000
@@ -32,13 +34,24 @@ local token_rate, request_rate = bound('tokens_per_minute'), bound('requests_per
 local burst_ms = bound('burst_ms') or 30000
 local borrows = limits.when_idle == 'borrow'
 
+-- While the pool is congested fewer tokens may be in force; never more than the limits say.
+local lowered = token_rate and tonumber(call('GET', texts[1] and RATE or FALLBACK_RATE))
+if lowered and lowered >= 1 and lowered < token_rate then
+  limits.lowered_from, token_rate = token_rate, math.floor(lowered)
+  limits.tokens_per_minute = token_rate
+  text = cjson.encode(limits)
+end
+
 local function capacity(rate) return math.max(UNIT, rate * burst_ms) end
 
 -- State --------------------------------------------------------------------------------------------
 
 -- The reservation of ARGV[4] is read along; for other operations the field does not exist.
-local state = call('HMGET', ACCOUNT, 'at', 'tokens', 'requests', 'used', 'r:' .. (ARGV[4] or ''))
+local state =
+  call('HMGET', ACCOUNT, 'at', 'tokens', 'requests', 'used', 'r:' .. (ARGV[4] or ''), 'reserved')
 local at, used = tonumber(state[1]) or now, tonumber(state[4]) or 0
+-- What live reservations hold, all together: what the holder still has to get.
+local reserved = tonumber(state[6]) or 0
 
 local function refilled(level, rate)
   if not rate then return nil end
@@ -87,16 +100,16 @@ local function sweep_leases()
     local _, charge = reservation(call('HGET', ACCOUNT, 'r:' .. id))
     call('ZREM', LEASES, id)
     remember(id, 'x' .. charge)
-    used = used + charge
+    used, reserved = used + charge, reserved - charge
     if id == ARGV[4] then state[5] = call('HGET', ACCOUNT, 'r:' .. id) end
   end
 end
 
 local function save()
-  local ttl, values = IDLE_MS, {'at', now, 'used', used}
+  local ttl, values = IDLE_MS, {'at', now, 'used', used, 'reserved', math.max(0, reserved)}
   -- A limit that comes back begins with a full bucket.
   if tokens then
-    values[5], values[6] = 'tokens', tokens
+    values[7], values[8] = 'tokens', tokens
     -- A debt outlives the account's rest.
     if tokens < 0 and token_rate > 0 then ttl = ttl + math.ceil(-tokens / token_rate) end
   elseif state[2] then call('HDEL', ACCOUNT, 'tokens') end
@@ -152,6 +165,7 @@ local function reserve(id, cost, lease_ms)
     charge = math.min(cost, math.max(0, math.floor((tokens + capacity(token_rate)) / UNIT)))
   end
   take(charge)
+  reserved = reserved + charge
   if requests then requests = requests - UNIT end
   lease(id, charge, lease_ms)
   call('PEXPIRE', LEASES, save())
@@ -168,7 +182,10 @@ local function settle(id, num_used, may_be_unknown)
   take(num_used - charge)
   used = used + num_used
   if kind == 'expired' then used = used - charge end
-  if kind == 'live' then call('ZREM', LEASES, id) end
+  if kind == 'live' then
+    reserved = reserved - charge
+    call('ZREM', LEASES, id)
+  end
   if may_be_unknown then remember(id, 's')
   else call('HDEL', ACCOUNT, 'r:' .. id) end
   local ttl = save()
@@ -189,6 +206,7 @@ local function renew(lease_ms)
         call('ZREM', LATE, id)
       end
       take(charge - held)
+      reserved = reserved + charge - (kind == 'live' and held or 0)
       lease(id, charge, lease_ms)
     end
   end

@@ -15,7 +15,7 @@ from chairlift_protocol.quota import QuotaKeys
 SCRIPT: Final = files(__package__).joinpath("quota.lua").read_text(encoding="utf-8")
 
 
-def script_keys(keys: QuotaKeys, holder: str) -> list[str]:
+def script_keys(keys: QuotaKeys, holder: str, fallback: str) -> list[str]:
     return [
         keys.account(holder),
         keys.leases(holder),
@@ -23,11 +23,13 @@ def script_keys(keys: QuotaKeys, holder: str) -> list[str]:
         keys.leasing,
         keys.limits,
         keys.idle,
+        keys.rate(holder),
+        keys.rate(fallback),
     ]
 
 
 def outcome_of(reply: Sequence[Any]) -> tuple[Outcome, str]:
-    """And the limits in force, as they are written; empty for none."""
+    """And the limits in force, as JSON; empty for none."""
     texts = [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
     status, number, tokens_left, requests_left, num_leases, limits = texts
     outcome = Outcome(

@@ -38,6 +38,7 @@ class Call:
     """is_sent: it may have been carried out, also where its future failed."""
 
     holder: str
+    fallback: str
     arguments: Sequence[Any]
     future: asyncio.Future[Answer]
     is_sent: bool = field(default=False)
@@ -64,7 +65,7 @@ class Store:
 
     def submit(self, holder: str, fallback: str, operation: str, *arguments: Any) -> Call:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = Call(holder, (operation, holder, fallback, *arguments), future)
+        call = Call(holder, fallback, (operation, holder, fallback, *arguments), future)
         self._waiting.append(call)
         self._has_waiting.set()
         self._is_idle.clear()
@@ -118,7 +119,7 @@ class Store:
         pipeline = self._client.pipeline(transaction=False)
         for call in batch:
             call.is_sent = True
-            keys = script_keys(self._keys, call.holder)
+            keys = script_keys(self._keys, call.holder, call.fallback)
             pipeline.evalsha(self._sha, len(keys), *keys, *call.arguments)
         return await pipeline.execute(raise_on_error=False)
 

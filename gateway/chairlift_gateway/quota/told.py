@@ -39,10 +39,21 @@ def reason(limits: Limits, outcome: Outcome) -> str:
         Status.REQUESTS: limits.requests_per_minute,
         Status.CONCURRENCY: limits.concurrency,
     }
+    lowered = f" (lowered from {limits.lowered_from} while the pool is congested)"
     return (
-        f"Rate limit reached: {bounds[outcome.status]} {_WHAT[outcome.status]}. "
+        f"Rate limit reached: {bounds[outcome.status]} {_WHAT[outcome.status]}"
+        f"{lowered if _is_lowered(limits, outcome) else ''}. "
         f"Please try again in {retry_after_s(outcome)} s."
     )
+
+
+def label(limits: Limits, outcome: Outcome) -> str:
+    """Which limit, for metrics."""
+    return "congestion" if _is_lowered(limits, outcome) else outcome.status.value
+
+
+def _is_lowered(limits: Limits, outcome: Outcome) -> bool:
+    return outcome.status is Status.TOKENS and limits.lowered_from is not None
 
 
 def _until_full_s(limits: Limits, rate: int, left: int) -> float:

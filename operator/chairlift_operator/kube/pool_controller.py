@@ -141,8 +141,8 @@ class PoolController:
         return rests
 
     def _tell_tenancy(self, made: Plan, gateway: GatewaySnapshot) -> None:
-        if self._tools.tenancy is not None:
-            self._tools.tenancy.saw(self._key, pool_seen(made, gateway, self._tools.now_s()))
+        if (tenancy := self._tools.tenancy) is not None and (loop := self._loop) is not None:
+            tenancy.saw(self._key, pool_seen(loop.pool, made, gateway, self._tools.now_s()))
 
     def _quotas(self) -> Condition | None:
         return self._tools.tenancy.condition(self._key) if self._tools.tenancy else None

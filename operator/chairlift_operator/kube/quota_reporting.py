@@ -10,7 +10,7 @@ from typing import Any
 from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.paths import QUOTA
-from chairlift_operator.kube.quota_status import LIMITED, from_json, to_json
+from chairlift_operator.kube.quota_status import LIMITED, LOWERED, from_json, to_json
 from chairlift_operator.kube.settings import STATUS_S
 from chairlift_operator.quota_status_model import TenantQuotaStatus
 
@@ -60,7 +60,9 @@ class QuotaReporter:
 
 def _without_counts(status: TenantQuotaStatus) -> TenantQuotaStatus:
     """What counts change all the time is left out."""
-    told = [replace(c, message="") if c.type == LIMITED else c for c in status.conditions]
+    told = [
+        replace(c, message="") if c.type in (LIMITED, LOWERED) else c for c in status.conditions
+    ]
     return TenantQuotaStatus(
         observed_generation=status.observed_generation,
         ready=status.ready,

@@ -28,6 +28,7 @@ NOT_LISTED: Final = Condition(
 )
 REACHABLE: Final = "RedisReachable"
 LIMITED: Final = "Limited"
+LOWERED: Final = "RatesLowered"
 READY: Final = "Ready"
 _STATUS: Final[TypeAdapter[TenantQuotaStatus]] = TypeAdapter(TenantQuotaStatus)
 _WITHOUT: Final = {
@@ -40,12 +41,14 @@ _WITHOUT: Final = {
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a pool's quotas fared in a turn. redis: why Redis does not hold the limits. tenants: why
-    gateways do not know the keys. None where all is well."""
+    gateways do not know the keys. None where all is well. lowered: the classes in which tenants may
+    use fewer tokens than set for now."""
 
     num_quotas: int
     on_redis_failure: str
     redis: str | None = None
     tenants: str | None = None
+    lowered: frozenset[RequestClass] = frozenset()
 
 
 def pool_condition(standing: Standing) -> Condition:
@@ -59,6 +62,9 @@ def pool_condition(standing: Standing) -> Condition:
         told = f"Gateways cannot be told of changed API keys: {standing.tenants}."
         return Condition(ENFORCED, Truth.FALSE, "KeysNotWritten", told)
     told = f"Redis holds the limits of {standing.num_quotas} quotas, and gateways know their keys."
+    if standing.lowered:
+        whose = " and ".join(sorted(f"{c.value} work" for c in standing.lowered))
+        told += f" Interactive requests wait: {whose} may use fewer tokens per minute than set."
     return Condition(ENFORCED, Truth.TRUE, "InRedis", told)
 
 
@@ -76,7 +82,9 @@ def quota_status(
     refused = _sum([each.num_refused for each in known])
     limited = _limited(refused)
     ready = _ready(verdict, standing)
-    conditions = (verdict.accepted, verdict.keys_missing, _reachable(standing), limited, ready)
+    conditions = (
+        verdict.accepted, verdict.keys_missing, _reachable(standing), limited, _lowered(use), ready
+    )  # fmt: skip
     return TenantQuotaStatus(
         observed_generation=generation,
         ready=ready.status.value,
@@ -136,6 +144,16 @@ def _limited(num_refused: int | None) -> Condition:
         return Condition(LIMITED, Truth.TRUE, "OverLimit", told)
     told = "No request was refused in the last minute."
     return Condition(LIMITED, Truth.FALSE, "WithinLimits", told)
+
+
+def _lowered(use: Mapping[RequestClass, Use]) -> Condition:
+    lowered = {c: u.lowered_to for c, u in use.items() if u.lowered_to is not None}
+    if not lowered:
+        told = "It may use the tokens per minute that are set."
+        return Condition(LOWERED, Truth.FALSE, "AsSet", told)
+    parts = " and ".join(f"{c.value} work {rate}" for c, rate in sorted(lowered.items()))
+    told = f"Interactive requests wait: {parts} tokens per minute at most for now."
+    return Condition(LOWERED, Truth.TRUE, "PoolCongested", told)
 
 
 def _dated(

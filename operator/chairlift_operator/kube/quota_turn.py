@@ -29,7 +29,8 @@ from chairlift_operator.kube.tenants_map import TenantsMap
 from chairlift_operator.kube.watching import PoolKey, Store
 from chairlift_operator.parsing import SpecError
 from chairlift_operator.quota_parsing import parse_quota
-from chairlift_operator.quotas.ledger import Ledger
+from chairlift_operator.quotas.ledger import Ledger, Use
+from chairlift_operator.quotas.lowering import Lowering
 from chairlift_operator.quotas.roster import Claim, Roster, Verdict, all_refused, roster_of
 from chairlift_operator.quotas.store import QuotaStore, StoreError
 from chairlift_operator.spec import InferencePool
@@ -74,6 +75,7 @@ class PoolQuotas:
         self._pool: InferencePool | None = None
         self._store: QuotaStore | None = None
         self._ledger = Ledger()
+        self._lowering = Lowering()
         self._reporter = QuotaReporter(tools.api, tools.now_s)
         self._parsed: dict[Version, Claim] = {}
 
@@ -154,18 +156,22 @@ class PoolQuotas:
         except StoreError as error:
             self._tools.redis.failed(self.key)
             standing = replace(standing, redis=str(error))
+        standing = replace(standing, lowered=self._lowering.classes)
         if standing.redis is None and standing.tenants is None:
             standing = await _written(tenants.write(pool, roster.tenants), standing)
         return roster, standing
 
     async def _sync(self, quotas: Quotas, roster: Roster) -> None:
+        seen = self._fresh()
+        is_idle = seen is not None and seen.is_idle
+        strain = seen.strain if seen is not None else None
+        rates = self._lowering.turn(roster, self._ledger, strain, self._tools.now_s())
         if not self._tools.may_write():
             raise StoreError("this operator does not lead, or not any more")
         self._store = await self._tools.redis.of(self.key, quotas.redis)
-        seen = self._fresh()
-        is_idle = seen is not None and seen.is_idle
-        pool = "/".join(self.key)
-        counts = await self._store.sync(pool, roster.limits, roster.holders, is_idle=is_idle)
+        counts = await self._store.sync(
+            "/".join(self.key), roster.limits, roster.holders, is_idle=is_idle, rates=rates
+        )
         self._ledger.note(self._tools.now_s(), counts)
 
     def _fresh(self) -> PoolSeen | None:
@@ -197,9 +203,7 @@ class PoolQuotas:
         now_s = self._tools.now_s()
         for name, item in items.items():
             verdict = verdicts[name]
-            use = {
-                c: self._ledger.use(holder_of(verdict.tenant or "", c), now_s) for c in RequestClass
-            }
+            use = {c: self._use(verdict.tenant, c, now_s) for c in RequestClass}
             status = quota_status(
                 verdict,
                 standing,
@@ -211,6 +215,12 @@ class PoolQuotas:
             )
             await self._reporter.write(item, status)
         self._reporter.keep_only({item["metadata"]["uid"] for item in items.values()})
+
+    def _use(self, tenant: str | None, request_class: RequestClass, now_s: float) -> Use:
+        if tenant is None:
+            return Use()
+        holder = holder_of(tenant, request_class)
+        return replace(self._ledger.use(holder, now_s), lowered_to=self._lowering.rate(holder))
 
     def _slot_share(self, num_running: list[int | None]) -> float | None:
         known = [number for number in num_running if number is not None]

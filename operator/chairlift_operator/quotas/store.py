@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from chairlift_operator.quotas.ledger import Counts
+from chairlift_operator.quotas.rates import TOLD_S
 from chairlift_protocol.quota import REVISION_FIELD, QuotaKeys
 
 TIMEOUT_S: Final = 2.0  # of one answer, and of a connection
@@ -28,6 +29,7 @@ CALL_S: Final = 4.0  # of all that a pool's turn asks
 PAUSE_S: Final = 2.0
 # Longer than two rounds, so that one that is late does not end it.
 IDLE_MS: Final = 15_000
+RATE_MS: Final = round(TOLD_S * 1000)
 COMPARE_EVERY_S: Final = 60.0
 NUM_CONNECTIONS: Final = 8
 # What an ACL user of the operator may do, on the pools' keys alone.
@@ -35,7 +37,8 @@ NEEDED_RIGHTS: Final = (
     "+hget", "+hmget", "+hset", "+hdel", "+hlen", "+hgetall", "+set", "+del", "+zcard",
     "+multi", "+exec", "+hello", "+auth",
 )  # fmt: skip
-_COUNTS: Final = ("used", "refused")
+_COUNTS: Final = ("used", "refused", "reserved")
+_NONE_LOWERED: Final[Mapping[str, int]] = {}
 
 
 class StoreError(RuntimeError):
@@ -54,12 +57,13 @@ class RedisAccess:
 
 class QuotaStore(Protocol):
     async def sync(
-        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool
-    ) -> Mapping[str, Counts]:
+        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
+        rates: Mapping[str, int] = _NONE_LOWERED,
+    ) -> Mapping[str, Counts]:  # fmt: skip
         """Have the pool's limits be these, and say what the holders used. Raise StoreError.
 
         pool: namespace/name. is_idle: whether those that may borrow are refused no tokens for a
-        while.
+        while. rates: by holder, tokens a minute of those that may use fewer for a while.
         """
         ...
 
@@ -79,13 +83,14 @@ class RedisStore:
         self._failed: tuple[float, str] | None = None
 
     async def sync(
-        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool
-    ) -> Mapping[str, Counts]:
+        self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
+        rates: Mapping[str, int] = _NONE_LOWERED,
+    ) -> Mapping[str, Counts]:  # fmt: skip
         self._check_pause()
         try:
             async with asyncio.timeout(CALL_S):
                 await self._keep(pool, limits)
-                counts = await self._read(QuotaKeys(pool), holders, is_idle=is_idle)
+                counts = await self._tell(QuotaKeys(pool), holders, rates, is_idle=is_idle)
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             raise self._noted(error) from error
         self._failed = None
@@ -141,22 +146,25 @@ class RedisStore:
         await pipeline.execute()
         return str(number)
 
-    async def _read(
-        self, keys: QuotaKeys, holders: Sequence[str], *, is_idle: bool
+    async def _tell(
+        self, keys: QuotaKeys, holders: Sequence[str], rates: Mapping[str, int], *, is_idle: bool
     ) -> dict[str, Counts]:
+        """And read what the holders used. A rate that is told no more ends by itself."""
         pipeline = self._client.pipeline(transaction=False)
         if is_idle:
             pipeline.set(keys.idle, "1", px=IDLE_MS)
         else:
             pipeline.delete(keys.idle)
+        for holder, rate in rates.items():
+            pipeline.set(keys.rate(holder), rate, px=RATE_MS)
         for holder in holders:
             pipeline.hmget(keys.account(holder), _COUNTS)
             pipeline.zcard(keys.leases(holder))
-        _, *answers = await pipeline.execute()
+        answers = (await pipeline.execute())[1 + len(rates) :]
         pairs = zip(answers[::2], answers[1::2], strict=True)
         return {
-            holder: Counts(_number(used), _number(refused), int(num_running))
-            for holder, ((used, refused), num_running) in zip(holders, pairs, strict=True)
+            holder: Counts(_number(used), _number(refused), int(num_running), _number(reserved))
+            for holder, ((used, refused, reserved), num_running) in zip(holders, pairs, strict=True)
         }
 
     def _check_pause(self) -> None:

@@ -41,11 +41,20 @@ class RedisLaw:
         else:
             self.client.delete(KEYS.idle)
 
+    def lower(self, rate: object, holder: str = HOLDER) -> None:
+        if rate is None:
+            self.client.delete(KEYS.rate(holder))
+        else:
+            self.client.set(KEYS.rate(holder), str(rate))
+
     def __call__(self, now_ms: int, operation: str, *arguments: Any) -> Outcome:
+        return self.answer(now_ms, operation, *arguments)[0]
+
+    def answer(self, now_ms: int, operation: str, *arguments: Any) -> tuple[Outcome, str]:
         self.client.delete(CLOCK)
         self.client.rpush(CLOCK, now_ms // 1000, now_ms % 1000 * 1000)
-        keys = script_keys(KEYS, HOLDER)
-        return outcome_of(self.run(keys=keys, args=[operation, HOLDER, DEFAULT, *arguments]))[0]
+        keys = script_keys(KEYS, HOLDER, DEFAULT)
+        return outcome_of(self.run(keys=keys, args=[operation, HOLDER, DEFAULT, *arguments]))
 
     def account(self, name: str) -> int:
         return int(self.client.hget(KEYS.account(HOLDER), name) or 0)
@@ -67,6 +76,7 @@ limits = st.builds(
     st.sampled_from([1, 1_000, 30_000, 600_000]),
     st.booleans(),
 )
+rates = st.none() | st.sampled_from([1, 50, 100, 5_999, 6_000, 2_000_000])
 operations = st.one_of(
     st.tuples(st.just("reserve"), names, tokens, st.sampled_from([10, 1_000, 30_000])),
     st.tuples(st.just("settle"), names, tokens, st.booleans()),
@@ -74,6 +84,7 @@ operations = st.one_of(
     st.tuples(st.just("sweep")),
     st.tuples(st.just("idle"), st.booleans()),
     st.tuples(st.just("limit"), limits),
+    st.tuples(st.just("lower"), rates),
 )
 # Back as well: clocks are set. Beyond ten minutes too, where late settlements are forgotten.
 steps_ms = st.sampled_from([0, 1, 9, 10, 500, 1_000, 31_000, 599_000, 700_000, -5_000])
@@ -85,15 +96,19 @@ def test_redis_and_python_agree_on_every_outcome(
     law: RedisLaw, first: Limits, history: list[tuple[int, tuple[Any, ...]]]
 ) -> None:
     law.begin(first)
-    account, in_force, is_idle, now_ms = Account(), first, False, 1_800_000_000_000
+    account, stated, rate, is_idle, now_ms = Account(), first, None, False, 1_800_000_000_000
     for step_ms, (operation, *arguments) in history:
         now_ms += step_ms
+        in_force = stated.lowered_to(rate)
         if operation == "idle":
             is_idle = arguments[0]
             law.set_idle(is_idle)
         elif operation == "limit":
-            in_force = arguments[0]
-            law.limit(in_force)
+            stated = arguments[0]
+            law.limit(stated)
+        elif operation == "lower":
+            rate = arguments[0]
+            law.lower(rate)
         elif operation == "reserve":
             name, cost, lease_ms = arguments
             expected = account.reserve(in_force, name, cost, lease_ms, now_ms, is_idle=is_idle)
@@ -110,6 +125,7 @@ def test_redis_and_python_agree_on_every_outcome(
         else:
             assert law(now_ms, "sweep") == account.sweep(in_force, now_ms)
         assert law.account("used") == account.num_used
+        assert law.account("reserved") == account.num_reserved
         assert law.account("refused") == account.num_refused
 
 
@@ -252,6 +268,55 @@ def test_a_tenant_without_limits_of_its_own_takes_the_default(law: RedisLaw) -> 
     assert law(0, "reserve", "b", 1, 1_000).status is Status.CONCURRENCY
 
 
+@pytest.mark.parametrize(
+    ("stated", "rate", "in_force"),
+    [
+        (1_000, 400, Limits(400, lowered_from=1_000)),
+        (1_000, 1_000, Limits(1_000)),
+        (1_000, 5_000, Limits(1_000)),
+        (1_000, None, Limits(1_000)),
+        (0, 400, Limits(0)),
+        (None, 400, Limits()),
+        (1_000, "0", Limits(1_000)),
+        (1_000, "-1", Limits(1_000)),
+        (1_000, "nan", Limits(1_000)),
+        (1_000, "-inf", Limits(1_000)),
+        (1_000, "a few", Limits(1_000)),
+    ],
+)
+def test_a_rate_lowers_what_is_set_and_does_nothing_else(
+    law: RedisLaw, stated: int | None, rate: object, in_force: Limits
+) -> None:
+    law.begin(Limits(stated))
+    law.lower(rate)
+    _, text = law.answer(0, "sweep")
+    assert Limits.from_json(text) == in_force
+    assert law.client.hget(KEYS.limits, HOLDER) == Limits(stated).to_json()
+
+
+def test_a_lowered_rate_holds_for_the_next_request_and_ends_with_its_key(law: RedisLaw) -> None:
+    law.begin(Limits(tokens_per_minute=6_000, burst_ms=60_000))
+    law.lower(600)
+    assert law(0, "reserve", "a", 600, 1_000).tokens_left == 0
+    refused = law(1_000, "reserve", "b", 20, 1_000)
+    assert (refused.status, refused.number) == (Status.TOKENS, 1_000)
+    law.lower(None)
+    assert law(1_200, "reserve", "b", 20, 1_000).status is Status.ADMITTED
+
+
+def test_a_tenant_without_limits_of_its_own_is_lowered_with_the_default_alone(
+    law: RedisLaw,
+) -> None:
+    law.client.flushall()
+    law.client.hset(KEYS.limits, DEFAULT, Limits(1_000).to_json())
+    law.lower(100)  # of limits that it has no more
+    assert Limits.from_json(law.answer(0, "sweep")[1]) == Limits(1_000)
+    law.lower(400, DEFAULT)
+    assert Limits.from_json(law.answer(0, "sweep")[1]) == Limits(400, lowered_from=1_000)
+    law.limit(Limits(2_000))
+    assert Limits.from_json(law.answer(0, "sweep")[1]) == Limits(100, lowered_from=2_000)
+
+
 def test_an_account_at_rest_expires_and_a_debtors_later(law: RedisLaw) -> None:
     law.begin(Limits(tokens_per_minute=60, burst_ms=1_000))
     law(0, "reserve", "a", 0, 1_000)
@@ -285,6 +350,6 @@ def test_all_keys_of_a_pool_lie_in_one_slot(start_redis: Any) -> None:
             pass
         client.hset(KEYS.limits, HOLDER, Limits(concurrency=1).to_json())
         run = client.register_script(SCRIPT)
-        keys = script_keys(KEYS, HOLDER)
+        keys = script_keys(KEYS, HOLDER, DEFAULT)
         reply = run(keys=keys, args=["reserve", HOLDER, DEFAULT, "a", 5, 1_000])
         assert outcome_of(reply)[0].status is Status.ADMITTED

@@ -125,6 +125,26 @@ async def test_idle_is_there_for_a_while_and_gone_at_once(
         assert not client.exists(keys.idle)
 
 
+async def test_a_lowered_rate_holds_for_the_next_request_and_ends_by_itself(
+    shared_redis: RedisServer, store: RedisStore, pool: str, stack: AsyncExitStack
+) -> None:
+    holder, limits = "acme/interactive", _limits(acme=Limits(6_000), beta=Limits(6_000))
+    await store.sync(pool, limits, (), is_idle=False)
+    address = RedisAddress(shared_redis.url)
+    keeper = await stack.enter_async_context(open_keeper(address, pool, OnRedisFailure.DENY))
+    assert (await _eventually(keeper, is_admitted=True)).limits == Limits(6_000)
+    with shared_redis.client() as client:
+        revision = client.hget(QuotaKeys(pool).limits, "#")
+        told = await store.sync(pool, limits, (holder,), is_idle=False, rates={holder: 90})
+        assert told[holder].num_running == 1  # what is read is not what was told
+        assert (await _eventually(keeper, is_admitted=True)).limits == Limits(6_000).lowered_to(90)
+        assert 0 < client.pttl(QuotaKeys(pool).rate(holder)) <= 15_000
+        assert client.hget(QuotaKeys(pool).limits, "#") == revision
+        assert not client.exists(QuotaKeys(pool).rate("beta/interactive"))
+        client.delete(QuotaKeys(pool).rate(holder))  # as time does
+    assert (await _eventually(keeper, is_admitted=True)).limits == Limits(6_000)
+
+
 async def test_what_tenants_used_is_read_back(
     shared_redis: RedisServer, store: RedisStore, pool: str, stack: AsyncExitStack,
     until: Callable[..., Awaitable[None]],
@@ -138,7 +158,7 @@ async def test_what_tenants_used_is_read_back(
     await _eventually(keeper, is_admitted=False)
     told = await store.sync(pool, limits, holders, is_idle=False)
     num_refused = told["acme/interactive"].num_refused
-    assert told["acme/interactive"] == Counts(0, num_refused, 1) and num_refused >= 1
+    assert told["acme/interactive"] == Counts(0, num_refused, 1, 1) and num_refused >= 1
     keeper.settle(grant.lease, 42)
     with shared_redis.client() as client:
         account = QuotaKeys(pool).account("acme/interactive")
@@ -203,7 +223,8 @@ async def test_an_acl_user_with_the_documented_rights_is_enough(
     store = RedisStore(RedisAccess(server.url, "op", "secret"))
     stranger = RedisStore(RedisAccess(server.url, "op", "wrong"))
     try:
-        await store.sync(pool, _limits(), ("acme/batch",), is_idle=True)
+        rates = {"acme/batch": 1}
+        await store.sync(pool, _limits(), ("acme/batch",), is_idle=True, rates=rates)
         await store.sync(pool, _limits(acme=Limits(1)), ("acme/batch",), is_idle=False)
         await store.sync(pool, _limits(), (), is_idle=False)
         await store.forget(pool)

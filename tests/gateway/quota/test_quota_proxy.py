@@ -197,6 +197,25 @@ async def test_over_its_limit_a_tenant_gets_429_with_when_to_come_back_and_other
     assert samples[key] == 1
 
 
+async def test_a_client_and_the_metrics_are_told_of_a_lowered_rate(
+    metered: Any, start_engine: Any
+) -> None:
+    engine = await start_engine(whole)
+    gateway, pool = await metered(engine, limits={"tokens_per_minute": 6_000})
+    pool.client.set(pool.keys.rate("acme/interactive"), 20)
+    async with gateway.post() as answer:
+        assert answer.status == 200
+        assert answer.headers["x-ratelimit-limit-tokens"] == "20"
+    async with gateway.post() as answer:
+        assert answer.status == 429
+        assert answer.headers["x-ratelimit-limit-tokens"] == "20"
+        assert "(lowered from 6000 while" in (await answer.json())["error"]["message"]
+    pool.client.delete(pool.keys.rate("acme/interactive"))
+    samples = await gateway.samples()
+    key = ("chairlift_gateway_tenant_requests_refused_total", "interactive", "congestion", "acme")
+    assert samples[key] == 1
+
+
 async def test_concurrency_is_held_until_streams_end(
     start_engine: Any, metered: Any, speak: Any, until: Any
 ) -> None:
