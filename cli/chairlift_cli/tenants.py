@@ -15,7 +15,7 @@ from typing import Final
 
 from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
-from chairlift_cli.pool_file import read_quotas
+from chairlift_cli.pool_file import read_quotas, read_text
 from chairlift_operator.control_loop import Tick
 from chairlift_operator.quotas.idle import has_idle_capacity
 from chairlift_operator.quotas.roster import Claim, Roster, roster_of
@@ -51,7 +51,7 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
         raise CliError("quotas.redis.caSecret is for clusters: give --redis-ca-file")
     for option, path in (("--redis-password-file", files.password), ("--redis-ca-file", files.ca)):
         _text(option, path)
-    roster_in(pool, files.quotas)
+    roster_in(pool, files.quotas, _quotas_text(files.quotas))
 
 
 def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
@@ -82,9 +82,9 @@ def gateway_fields_for_clusters(gateway: Gateway) -> bool:
     return replace(gateway, anonymous=None, trusted_tenant_header=None) != Gateway()
 
 
-def roster_in(pool: InferencePool, path: Path | None) -> Roster:
-    """The limits of a file's TenantQuotas of this pool; raise CliError."""
-    quotas = read_quotas(path) if path is not None else []
+def roster_in(pool: InferencePool, path: Path | None, text: str) -> Roster:
+    """The limits of this pool's TenantQuotas in the text of a file; raise CliError."""
+    quotas = read_quotas(path, text) if path is not None else []
     # Secrets are a cluster's: keys come from a file of tenants.
     own = [q for q in quotas if q.spec.pool_ref.name == pool.name]
     if path is not None and not own:
@@ -122,6 +122,7 @@ class LocalQuotas:
     ) -> None:
         self._pool, self._files, self._store, self._say = pool, files, store, say
         self._roster: Roster | None = None
+        self._seen: str | None = None
         self._idle_until_s = 0.0
         self._said: str | None = None
 
@@ -148,7 +149,7 @@ class LocalQuotas:
     async def round(self, store: QuotaStore) -> None:
         trouble = None
         try:
-            self._roster = roster_in(self._pool, self._files.quotas)
+            self._reread()
         except CliError as error:
             trouble = f"quotas stay as they were: {error}"
         try:
@@ -161,6 +162,15 @@ class LocalQuotas:
             self._say(trouble)
         self._said = trouble
 
+    def _reread(self) -> None:
+        """Follow what two rounds in a row have read: a file that is being written may end between
+        two quotas, and tenants whose quotas are not there yet would have none. Raise CliError."""
+        text = _quotas_text(self._files.quotas)
+        is_settled, self._seen = text == self._seen, text
+        roster = roster_in(self._pool, self._files.quotas, text)
+        if is_settled or self._roster is None:
+            self._roster = roster
+
     async def close(self) -> None:
         if self._store is not None:
             await self._store.close()
@@ -168,6 +178,10 @@ class LocalQuotas:
 
 def _name(pool: InferencePool) -> str:
     return f"{pool.namespace}/{pool.name}"
+
+
+def _quotas_text(path: Path | None) -> str:
+    return read_text(path) if path is not None else ""
 
 
 def _text(option: str, path: Path | None) -> str | None:

@@ -105,7 +105,32 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
         assert said[1:] == ["Redis cannot be reached"]
         store.fails = None
         await quotas.round(store)
+        await quotas.round(store)
         assert Limits.from_json(store.limits["acme/interactive"]).concurrency == 9
+
+    asyncio.run(main())
+
+
+def test_a_file_read_while_it_is_written_takes_no_limit_from_anybody(tmp_path: Path) -> None:
+    """Wherever a line ends it may be cut, between two quotas or within one."""
+    path, store = tmp_path / "quotas.yaml", Store()
+    lines = EXAMPLE.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines))
+    quotas = LocalQuotas(_pool({}), TenantFiles(quotas=path), store, lambda _: None)
+    fewer = "".join(lines).replace("concurrency: 8", "concurrency: 7")
+
+    async def main() -> None:
+        await quotas.round(store)
+        first = dict(store.limits)
+        for num_lines in range(len(lines)):
+            path.write_text("".join(lines[:num_lines]))
+            await quotas.round(store)
+            assert store.limits == first and quotas.weights() == {"acme": 2.0}, num_lines
+        path.write_text(fewer)
+        await quotas.round(store)
+        assert store.limits == first
+        await quotas.round(store)
+        assert Limits.from_json(store.limits["acme/interactive"]).concurrency == 7
 
     asyncio.run(main())
 

@@ -104,7 +104,10 @@ def test_a_trusted_header_names_the_tenant(write_tenants: Any) -> None:
 def test_a_trusted_header_that_comes_twice_names_nobody(write_tenants: Any, second: bytes) -> None:
     tenants = TenantsFile(write_tenants(acme=["one"]))
     who = Identification(tenants, serves_anonymous=True, trusted_header=b"x-tenant")
-    for headers in ([(b"x-tenant", b"zeta"), (b"X-Tenant", second)], [(b"x-tenant", b"zeta, beta")]):
+    for headers in (
+        [(b"x-tenant", b"zeta"), (b"X-Tenant", second)],
+        [(b"x-tenant", b"zeta, beta")],
+    ):
         with pytest.raises(Refusal) as refused:
             who.caller([*headers, *bearer("one")], is_batch_path=False)
         assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
