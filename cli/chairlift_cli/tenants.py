@@ -25,6 +25,7 @@ from chairlift_operator.spec_pods import Gateway
 
 ROUND_S: Final = 2.0
 SEEN_S: Final = 15.0  # three ticks
+PASSWORD_OPTION: Final = "--redis-password-file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
         return
     redis = pool.spec.quotas.redis
     if redis.password_secret is not None and files.password is None:
-        raise CliError("quotas.redis.passwordSecret is for clusters: give --redis-password-file")
+        raise CliError(f"quotas.redis.passwordSecret is for clusters: give {PASSWORD_OPTION}")
     if redis.ca_secret is not None and files.ca is None:
         raise CliError("quotas.redis.caSecret is for clusters: give --redis-ca-file")
-    for option, path in (("--redis-password-file", files.password), ("--redis-ca-file", files.ca)):
+    for option, path in ((PASSWORD_OPTION, files.password), ("--redis-ca-file", files.ca)):
         _text(option, path)
     roster_in(pool, files.quotas, _quotas_text(files.quotas))
 
@@ -105,9 +106,9 @@ def open_store(pool: InferencePool, files: TenantFiles) -> QuotaStore | None:
     if pool.spec.quotas is None:
         return None
     redis = pool.spec.quotas.redis
-    password = _text("--redis-password-file", files.password)
+    password = _text(PASSWORD_OPTION, files.password)
     ca = _text("--redis-ca-file", files.ca)
-    return RedisStore(RedisAccess(redis.url, redis.user, password, ca))
+    return RedisStore(RedisAccess(redis.url, redis.user, password, ca, PASSWORD_OPTION))
 
 
 class LocalQuotas:
