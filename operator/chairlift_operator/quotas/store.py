@@ -196,6 +196,7 @@ def _open_client(access: RedisAccess) -> Redis:
         # The next round is the next try.
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": True,
+        "encoding_errors": "surrogateescape",  # what is no text can be removed all the same
         "max_connections": NUM_CONNECTIONS,
         "timeout": TIMEOUT_S,  # of waiting for one of them
         "driver_info": None,

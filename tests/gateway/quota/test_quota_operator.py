@@ -99,6 +99,7 @@ async def test_another_leader_finds_what_is_there_and_mends_it(
     keys = QuotaKeys(pool)
     with shared_redis.client() as client:
         client.hset(keys.limits, mapping={"gone/batch": "{}", "*/batch": "broken", "#": "7"})
+        client.hset(keys.limits, mapping={b"\xff": "{}", "*/interactive": b"\xfe"})
         await store.sync(pool, _limits(), (), is_idle=False)
         held = client.hgetall(keys.limits)
     assert int(held.pop("#")) > 7 and held == _limits()
