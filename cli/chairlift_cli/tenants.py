@@ -17,6 +17,7 @@ from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
 from chairlift_cli.pool_file import read_quotas, read_text
 from chairlift_operator.control_loop import Tick
+from chairlift_operator.gateway_arguments import gateway_arguments
 from chairlift_operator.quotas.idle import has_idle_capacity
 from chairlift_operator.quotas.roster import Claim, Roster, roster_of
 from chairlift_operator.quotas.store import QuotaStore, RedisAccess, RedisStore, StoreError
@@ -58,13 +59,9 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
 def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
     """For the gateway's command line."""
     values: dict[str, object] = {}
-    gateway, quotas = pool.spec.gateway, pool.spec.quotas
+    quotas = pool.spec.quotas
     if files.keys is not None:
         values["--tenants-file"] = files.keys
-    if gateway.anonymous is not None:
-        values["--anonymous"] = gateway.anonymous.lower()
-    if gateway.trusted_tenant_header is not None:
-        values["--trusted-tenant-header"] = gateway.trusted_tenant_header
     if quotas is not None:
         values["--quota-redis"] = quotas.redis.url
         values["--quota-pool"] = _name(pool)
@@ -75,12 +72,19 @@ def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
             "--quota-redis-ca-file": files.ca,
         }
         values |= {option: value for option, value in given.items() if value is not None}
-    return options(values)
+    return options(values | gateway_arguments(pool.spec.gateway))
 
 
 def gateway_fields_for_clusters(gateway: Gateway) -> bool:
-    """Whether it says more than who is served."""
-    return replace(gateway, anonymous=None, trusted_tenant_header=None) != Gateway()
+    """Whether it says more than a gateway here is told."""
+    rest = replace(
+        gateway,
+        anonymous=None,
+        trusted_tenant_header=None,
+        replica_concurrency=None,
+        batch_max_body_bytes=None,
+    )
+    return rest != Gateway()
 
 
 def roster_in(pool: InferencePool, path: Path | None, text: str) -> Roster:

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from chairlift_cli.errors import CliError
-from chairlift_cli.tenants import LocalQuotas, TenantFiles, check_tenants, tenant_arguments
+from chairlift_cli.tenants import (
+    LocalQuotas,
+    TenantFiles,
+    check_tenants,
+    gateway_fields_for_clusters,
+    tenant_arguments,
+)
 from chairlift_gateway.config import parse_config
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.store import StoreError
@@ -60,7 +66,10 @@ def _replace(path: Path, text: str) -> None:
 
 
 def test_the_gateway_understands_what_it_is_told(tmp_path: Path) -> None:
-    pool = _pool({"user": "op", "passwordSecret": "p"}, anonymous="Serve")
+    bounds = {"replicaConcurrency": 7, "batchMaxBodyBytes": 5000}
+    pool = _pool({"user": "op", "passwordSecret": "p"}, anonymous="Serve", **bounds)
+    assert not gateway_fields_for_clusters(pool.spec.gateway)
+    assert gateway_fields_for_clusters(_pool(replicas=3).spec.gateway)
     files = TenantFiles(keys=tmp_path / "tenants.json", password=tmp_path / "password")
     (tmp_path / "token").write_text("token")
     config = parse_config(
@@ -73,6 +82,7 @@ def test_the_gateway_understands_what_it_is_told(tmp_path: Path) -> None:
     assert config.redis is not None and config.redis.password_path == tmp_path / "password"
     assert (config.quota_pool, config.serves_anonymous) == ("default/fleet", True)
     assert config.tenants_path == tmp_path / "tenants.json"
+    assert (config.replica_concurrency, config.batch_max_body_bytes) == (7, 5000)
 
 
 def test_a_pool_that_says_nothing_of_tenants_tells_its_gateway_nothing() -> None:
