@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from chairlift_cli.argument_types import count, duration, key, port, positive
+from chairlift_cli.argument_types import count, duration, key, port, positive, secret_name
 from chairlift_cli.errors import CliError
 
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -133,7 +133,7 @@ def _add_key(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     where = create.add_mutually_exclusive_group()
     where.add_argument("-f", "--file", type=Path, metavar="FILE",
         help="the file of tenants, made if there is none (default: print the entry)")  # fmt: skip
-    where.add_argument("--secret", metavar="NAME",
+    where.add_argument("--secret", type=secret_name, metavar="NAME",
         help="print a Secret of this name with the key, for a TenantQuota to name")  # fmt: skip
     create.set_defaults(run=_key_create)
 

@@ -40,6 +40,15 @@ def key(text: str) -> str:
     return text
 
 
+def secret_name(text: str) -> str:
+    """As a TenantQuota can name it; Kubernetes would take more."""
+    from chairlift_operator.spec_values import NAME_DEMAND, NAME_PATTERN
+
+    if not NAME_PATTERN.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{NAME_DEMAND}, not {text!r}")
+    return text
+
+
 def port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not {text!r}")

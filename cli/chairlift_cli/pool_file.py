@@ -15,13 +15,17 @@ from chairlift_operator.quota_spec import TenantQuota
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import SpecError, parse_pool, with_overrides
 
+# Where a TenantQuota is, by namespace, pool and tenant.
+Places = dict[tuple[str, str, str], str]
+
 
 def run_validate(files: Sequence[Path]) -> int:
     """Every file is looked at, whatever is wrong with those before it."""
     exit_code = 0
+    places: Places = {}
     for file in files:
         try:
-            for name in _validated(file):
+            for name in _validated(file, places):
                 print(f"{file}: {name} is valid")
         except CliError as error:
             print(f"chairlift: {error}", file=sys.stderr)
@@ -29,10 +33,10 @@ def run_validate(files: Sequence[Path]) -> int:
     return exit_code
 
 
-def read_quotas(path: Path) -> list[TenantQuota]:
-    """Every TenantQuota of a file; raise CliError."""
+def read_quotas(path: Path, text: str) -> list[TenantQuota]:
+    """Every TenantQuota of a file that holds this text; raise CliError."""
     try:
-        documents = [document for document in read_yaml(_text(path)) if document is not None]
+        documents = [document for document in read_yaml(text) if document is not None]
         if not all(isinstance(document, dict) for document in documents):
             raise CliError(f"{path}: holds what is no object: give TenantQuotas")
     except NotYaml as error:
@@ -46,22 +50,41 @@ def _quota(path: Path, number: int, num_documents: int, document: dict[str, Any]
         return parse_quota(document)
     except SpecError as error:
         which = f"document {number} of {num_documents}: " if num_documents > 1 else ""
-        raise CliError(f"{path}: {which}{_listed(error)}") from error
+        raise CliError(f"{path}: {which}{_listed(error.problems)}") from error
 
 
-def _validated(path: Path) -> list[str]:
+def _validated(path: Path, places: Places) -> list[str]:
     """Kind and name of each object; raise CliError."""
+    text = read_text(path)
     try:
-        documents = read_yaml(_text(path))
+        documents = read_yaml(text)
     except NotYaml:
         documents = []  # said where it is read as what it should be
     kinds = [document.get("kind") for document in documents if isinstance(document, dict)]
-    if kinds[:1] == [QUOTA_KIND]:
-        return [f"{QUOTA_KIND} {quota.name}" for quota in read_quotas(path)]
-    return [f"{KIND} {read_pool(path, ()).name}"]
+    if kinds[:1] != [QUOTA_KIND]:
+        return [f"{KIND} {read_pool(path, ()).name}"]
+    quotas = read_quotas(path, text)
+    _check_tenants(path, quotas, places)
+    return [f"{QUOTA_KIND} {quota.name}" for quota in quotas]
 
 
-def _text(path: Path) -> str:
+def _check_tenants(path: Path, quotas: Sequence[TenantQuota], places: Places) -> None:
+    """Raise CliError where two quotas are for one tenant of one pool: the operator follows one."""
+    twice = []
+    for quota in quotas:
+        pool, tenant = quota.spec.pool_ref.name, quota.spec.tenant
+        here = f"{QUOTA_KIND} {quota.name} of {path}"
+        there = places.setdefault((quota.metadata.namespace, pool, tenant), here)
+        if there is not here:
+            twice.append(
+                f"{here} and {there} are both for tenant {tenant} of pool {pool}: "
+                "merge the two, or name another tenant"
+            )
+    if twice:
+        raise CliError(_listed(twice))
+
+
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -71,18 +94,18 @@ def _text(path: Path) -> str:
 
 
 def read_pool(path: Path, settings: Sequence[str]) -> InferencePool:
-    text = _text(path)
+    text = read_text(path)
     try:
         pool = parse_pool(text)
     except SpecError as error:
-        raise CliError(f"{path}: {_listed(error)}") from error
+        raise CliError(f"{path}: {_listed(error.problems)}") from error
     try:
         return with_overrides(pool, settings)
     except SpecError as error:
-        raise CliError(f"--set: {_listed(error)}") from error
+        raise CliError(f"--set: {_listed(error.problems)}") from error
 
 
-def _listed(error: SpecError) -> str:
-    if len(error.problems) == 1:
-        return error.problems[0]
-    return "".join(f"\n  - {problem}" for problem in error.problems)
+def _listed(problems: Sequence[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "".join(f"\n  - {problem}" for problem in problems)

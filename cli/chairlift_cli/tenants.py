@@ -15,9 +15,10 @@ from typing import Final
 
 from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
-from chairlift_cli.pool_file import read_quotas
+from chairlift_cli.pool_file import read_quotas, read_text
 from chairlift_operator.congestion import strain_of
 from chairlift_operator.control_loop import Tick
+from chairlift_operator.gateway_arguments import gateway_arguments
 from chairlift_operator.quotas.idle import has_idle_capacity
 from chairlift_operator.quotas.ledger import Ledger
 from chairlift_operator.quotas.lowering import Lowering
@@ -29,6 +30,7 @@ from chairlift_operator.spec_pods import Gateway
 
 ROUND_S: Final = 2.0
 SEEN_S: Final = 15.0  # three ticks
+PASSWORD_OPTION: Final = "--redis-password-file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +52,20 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
         return
     redis = pool.spec.quotas.redis
     if redis.password_secret is not None and files.password is None:
-        raise CliError("quotas.redis.passwordSecret is for clusters: give --redis-password-file")
+        raise CliError(f"quotas.redis.passwordSecret is for clusters: give {PASSWORD_OPTION}")
     if redis.ca_secret is not None and files.ca is None:
         raise CliError("quotas.redis.caSecret is for clusters: give --redis-ca-file")
-    for option, path in (("--redis-password-file", files.password), ("--redis-ca-file", files.ca)):
+    for option, path in ((PASSWORD_OPTION, files.password), ("--redis-ca-file", files.ca)):
         _text(option, path)
-    roster_in(pool, files.quotas)
+    roster_in(pool, files.quotas, _quotas_text(files.quotas))
 
 
 def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
     """For the gateway's command line."""
     values: dict[str, object] = {}
-    gateway, quotas = pool.spec.gateway, pool.spec.quotas
+    quotas = pool.spec.quotas
     if files.keys is not None:
         values["--tenants-file"] = files.keys
-    if gateway.anonymous is not None:
-        values["--anonymous"] = gateway.anonymous.lower()
-    if gateway.trusted_tenant_header is not None:
-        values["--trusted-tenant-header"] = gateway.trusted_tenant_header
     if quotas is not None:
         values["--quota-redis"] = quotas.redis.url
         values["--quota-pool"] = _name(pool)
@@ -78,17 +76,24 @@ def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
             "--quota-redis-ca-file": files.ca,
         }
         values |= {option: value for option, value in given.items() if value is not None}
-    return options(values)
+    return options(values | gateway_arguments(pool.spec.gateway))
 
 
 def gateway_fields_for_clusters(gateway: Gateway) -> bool:
-    """Whether it says more than who is served."""
-    return replace(gateway, anonymous=None, trusted_tenant_header=None) != Gateway()
+    """Whether it says more than a gateway here is told."""
+    rest = replace(
+        gateway,
+        anonymous=None,
+        trusted_tenant_header=None,
+        replica_concurrency=None,
+        batch_max_body_bytes=None,
+    )
+    return rest != Gateway()
 
 
-def roster_in(pool: InferencePool, path: Path | None) -> Roster:
-    """The limits of a file's TenantQuotas of this pool; raise CliError."""
-    quotas = read_quotas(path) if path is not None else []
+def roster_in(pool: InferencePool, path: Path | None, text: str) -> Roster:
+    """The limits of this pool's TenantQuotas in the text of a file; raise CliError."""
+    quotas = read_quotas(path, text) if path is not None else []
     # Secrets are a cluster's: keys come from a file of tenants.
     own = [q for q in quotas if q.spec.pool_ref.name == pool.name]
     if path is not None and not own:
@@ -109,9 +114,9 @@ def open_store(pool: InferencePool, files: TenantFiles) -> QuotaStore | None:
     if pool.spec.quotas is None:
         return None
     redis = pool.spec.quotas.redis
-    password = _text("--redis-password-file", files.password)
+    password = _text(PASSWORD_OPTION, files.password)
     ca = _text("--redis-ca-file", files.ca)
-    return RedisStore(RedisAccess(redis.url, redis.user, password, ca))
+    return RedisStore(RedisAccess(redis.url, redis.user, password, ca, PASSWORD_OPTION))
 
 
 class LocalQuotas:
@@ -126,6 +131,7 @@ class LocalQuotas:
     ) -> None:
         self._pool, self._files, self._store, self._say = pool, files, store, say
         self._roster: Roster | None = None
+        self._seen: str | None = None
         self._idle_until_s = 0.0
         self._strain: Strain | None = None
         self._ledger, self._lowering = Ledger(), Lowering()
@@ -157,7 +163,7 @@ class LocalQuotas:
     async def round(self, store: QuotaStore) -> None:
         trouble = None
         try:
-            self._roster = roster_in(self._pool, self._files.quotas)
+            self._reread()
         except CliError as error:
             trouble = f"quotas stay as they were: {error}"
         try:
@@ -176,6 +182,15 @@ class LocalQuotas:
         counts = await store.sync(pool, roster.limits, roster.holders, is_idle=is_idle, rates=rates)
         self._ledger.note(time.monotonic(), counts)
 
+    def _reread(self) -> None:
+        """Follow what two rounds in a row have read: a file that is being written may end between
+        two quotas, and tenants whose quotas are not there yet would have none. Raise CliError."""
+        text = _quotas_text(self._files.quotas)
+        is_settled, self._seen = text == self._seen, text
+        roster = roster_in(self._pool, self._files.quotas, text)
+        if is_settled or self._roster is None:
+            self._roster = roster
+
     async def close(self) -> None:
         if self._store is not None:
             await self._store.close()
@@ -183,6 +198,10 @@ class LocalQuotas:
 
 def _name(pool: InferencePool) -> str:
     return f"{pool.namespace}/{pool.name}"
+
+
+def _quotas_text(path: Path | None) -> str:
+    return read_text(path) if path is not None else ""
 
 
 def _text(option: str, path: Path | None) -> str | None:

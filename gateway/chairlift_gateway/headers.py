@@ -84,6 +84,10 @@ def find(headers: RawHeaders, name: bytes) -> bytes | None:
     return next((value for key, value in headers if key.lower() == name), None)
 
 
+def find_all(headers: RawHeaders, name: bytes) -> list[bytes]:
+    return [value for key, value in headers if key.lower() == name]
+
+
 def bearer_key(headers: RawHeaders) -> bytes | None:
     given = find(headers, b"authorization")
     scheme, _, key = (given or b"").partition(b" ")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from chairlift_gateway.headers import RawHeaders, bearer_key, find
+from chairlift_gateway.headers import RawHeaders, bearer_key, find_all
 from chairlift_gateway.openai_errors import not_yet_known, unauthorized
 from chairlift_protocol.quota import ANONYMOUS, TENANT_PATTERN
 from chairlift_protocol.wire import RequestClass
@@ -131,10 +131,16 @@ class Identification:
         return Caller(caller.tenant, RequestClass.BATCH) if is_batch else caller
 
     def _by_header(self, headers: RawHeaders) -> Caller | None:
-        given = find(headers, self.trusted_header) if self.trusted_header else None
-        if given is None:
+        given = find_all(headers, self.trusted_header) if self.trusted_header else []
+        if not given:
             return None
-        name = given.decode("latin-1")
+        if len(given) > 1:
+            # One of them may be the client's own, beside which the gateway in front put another.
+            raise unauthorized(
+                "The header that names the tenant was sent more than once; the gateway in front "
+                "has to replace what clients send."
+            )
+        name = given[0].decode("latin-1")
         if not TENANT_PATTERN.fullmatch(name):
             raise unauthorized("The header that names the tenant holds no tenant's name.")
         return Caller(name, RequestClass.INTERACTIVE)

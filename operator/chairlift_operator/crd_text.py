@@ -139,6 +139,10 @@ DESCRIPTIONS: Final = {
     "where there are quotas or a trusted header, else Serve.",
     "spec.gateway.trustedTenantHeader": "Header in which a gateway in front of this one names the "
     "tenant; clients must not be able to go past that.",
+    "spec.gateway.replicaConcurrency": "Requests that a gateway sends at the same time to an "
+    "engine that never states its load (Chairlift's do); left out: 256.",
+    "spec.gateway.batchMaxBodyBytes": "Longest body taken of a batch request; left out: 10 MiB, as "
+    "for interactive ones.",
     "spec.quotas": "Tenants and their limits, by TenantQuota objects of this namespace; left out: "
     "nobody is limited.",
     "spec.quotas.redis": "Where limits and counts are kept: Redis 6.2 or newer, with "

@@ -9,6 +9,7 @@ from chairlift_operator.crd_form import CONDITIONS, Column, Resource
 from chairlift_operator.quota_spec import MAX_KEY_SOURCES, TenantQuotaSpec
 from chairlift_operator.quota_status_model import TenantQuotaStatus
 from chairlift_operator.structural_schema import Annotations, Json, Rule
+from chairlift_protocol.metrics import GATEWAY_TENANT_REFUSED
 
 
 def _limits(path: str, whose: str) -> dict[str, str]:
@@ -25,12 +26,17 @@ def _limits(path: str, whose: str) -> dict[str, str]:
     }
 
 
+# What gateways refuse by themselves never reaches Redis, from which the operator knows.
+_BY_REDIS: Final = "by Redis in the last minute, not those by gateways while they cannot reach it"
+
+
 def _use(path: str, whose: str) -> dict[str, str]:
     return {
         path: f"What {whose} requests use.",
         f"{path}.used": "Tokens charged in the last minute, or Unknown.",
-        f"{path}.refused": "Requests refused in the last minute, or Unknown.",
-        f"{path}.running": "Requests that hold a place now, or Unknown.",
+        f"{path}.refused": f"Requests refused {_BY_REDIS}, or Unknown.",
+        f"{path}.running": "Requests that are admitted and have not ended, those that still wait "
+        "for a slot among them, or Unknown.",
     }
 
 
@@ -57,11 +63,13 @@ DESCRIPTIONS: Final = {
     "status": "How the tenant fares, written by the operator.",
     "status.observedGeneration": "The spec's generation that this status is about.",
     "status.ready": "True when limits and keys are in force, False, or Unknown.",
-    "status.limited": "True when requests were refused in the last minute, False, or Unknown.",
+    "status.limited": f"True when requests were refused {_BY_REDIS}; False, or Unknown.",
     "status.used": "Tokens charged in the last minute, of both classes, or Unknown.",
-    "status.refused": "Requests refused in the last minute, of both classes, or Unknown.",
-    "status.slotShare": "Percent of the pool's running sequences that are the tenant's, or "
-    "Unknown.",
+    "status.refused": f"Requests refused {_BY_REDIS}, of both classes, or Unknown. The metric "
+    f"{GATEWAY_TENANT_REFUSED} counts all.",
+    "status.slotShare": "The tenant's requests of both classes that are admitted and have not "
+    "ended, those that still wait for a slot among them, in percent of the slots of all replicas "
+    "that serve; at most 100 %, or Unknown.",
     **_use("status.interactive", "interactive"),
     **_use("status.batch", "batch"),
     "status.conditions": "Accepted, KeysMissing, RedisReachable, Limited, Ready; each message says "

@@ -12,12 +12,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Strict
 
-from chairlift_operator.spec_values import SPEC_CONFIG, Check, Name, matching, printable
+from chairlift_operator.spec_values import SPEC_CONFIG, Check, Count, Name, matching, printable
 
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
 _WEB_ADDRESS = re.compile(r"https?://[^\s/?#]+(?:/[^\s?#]*)?")
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 MAX_GATEWAYS: Final = 100
+MAX_BODY_BYTES: Final = 2**30  # a gateway holds each of them in memory
 
 
 def _quantity(value: object) -> object:
@@ -77,6 +78,8 @@ class Gateway:
     """anonymous: requests without a known tenant; None refuses them where tenants are told apart.
 
     trusted_tenant_header: in which a gateway in front of this one names the tenant.
+    replica_concurrency: requests on an engine that never states its load. None of this and of
+    batch_max_body_bytes leaves the gateway's own bound.
     """
 
     __pydantic_config__ = SPEC_CONFIG
@@ -90,3 +93,5 @@ class Gateway:
         Annotated[str, matching(_HEADER, "must be a header's name, like x-tenant"), printable(100)]
         | None
     ) = None
+    replica_concurrency: Count | None = None
+    batch_max_body_bytes: Annotated[int, Strict(), Field(ge=1, le=MAX_BODY_BYTES)] | None = None

@@ -37,7 +37,8 @@ _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|ms|s|m|h))+")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|m|h)")
 # Its children's names, which end with -interactive and the like, must fit too.
 _POOL_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+NAME_DEMAND: Final = "must be 1 to 63 lower-case letters, digits or '-', letter or digit at ends"
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # types are compared by what annotates them
@@ -146,10 +147,7 @@ Duration = Annotated[
 Number = Annotated[float, Strict()]  # neither text nor true
 Count = Annotated[int, Strict(), Field(ge=1, le=LARGEST_COUNT)]
 CountOrNone = Annotated[int, Strict(), Field(ge=0, le=LARGEST_COUNT)]
-Name = Annotated[
-    str,
-    matching(_NAME, "must be 1 to 63 lower-case letters, digits or '-', letter or digit at ends"),
-]
+Name = Annotated[str, matching(NAME_PATTERN, NAME_DEMAND)]
 PoolName = Annotated[
     str,
     matching(

@@ -57,7 +57,7 @@ class Limits:
         """Raise LimitsError. Unknown fields are those of a newer writer, and ignored."""
         try:
             body = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LimitsError(f"limits: not JSON: {error}") from error
         if not isinstance(body, Mapping):
             raise LimitsError("limits: must be a JSON object")

@@ -82,3 +82,16 @@ def test_a_secret_holds_the_key_as_the_operator_reads_it(
     data = {"key": base64.b64encode(text.encode()).decode()}  # as the API server keeps it
     read = read_keys("acme-keys", {**secret, "data": data})
     assert read == SecretKeys((hashlib.sha256(text.encode()).hexdigest(),))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Acme", "acme_keys", "acme.keys", "-acme", "acme-", "a/b", "a" * 64, "acme\n"]
+)
+def test_a_secret_gets_no_name_that_a_quota_could_not_name(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["key", "create", "acme", f"--secret={name}"])
+    seen = capsys.readouterr()
+    assert ended.value.code == 2 and not seen.out
+    assert "argument --secret: must be 1 to 63 lower-case letters" in seen.err

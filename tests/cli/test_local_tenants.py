@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from chairlift_cli.errors import CliError
-from chairlift_cli.tenants import LocalQuotas, TenantFiles, check_tenants, tenant_arguments
+from chairlift_cli.tenants import (
+    LocalQuotas,
+    TenantFiles,
+    check_tenants,
+    gateway_fields_for_clusters,
+    tenant_arguments,
+)
 from chairlift_gateway.config import parse_config
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.store import StoreError
@@ -61,7 +67,10 @@ def _replace(path: Path, text: str) -> None:
 
 
 def test_the_gateway_understands_what_it_is_told(tmp_path: Path) -> None:
-    pool = _pool({"user": "op", "passwordSecret": "p"}, anonymous="Serve")
+    bounds = {"replicaConcurrency": 7, "batchMaxBodyBytes": 5000}
+    pool = _pool({"user": "op", "passwordSecret": "p"}, anonymous="Serve", **bounds)
+    assert not gateway_fields_for_clusters(pool.spec.gateway)
+    assert gateway_fields_for_clusters(_pool(replicas=3).spec.gateway)
     files = TenantFiles(keys=tmp_path / "tenants.json", password=tmp_path / "password")
     (tmp_path / "token").write_text("token")
     config = parse_config(
@@ -74,6 +83,7 @@ def test_the_gateway_understands_what_it_is_told(tmp_path: Path) -> None:
     assert config.redis is not None and config.redis.password_path == tmp_path / "password"
     assert (config.quota_pool, config.serves_anonymous) == ("default/fleet", True)
     assert config.tenants_path == tmp_path / "tenants.json"
+    assert (config.replica_concurrency, config.batch_max_body_bytes) == (7, 5000)
 
 
 def test_a_pool_that_says_nothing_of_tenants_tells_its_gateway_nothing() -> None:
@@ -106,7 +116,32 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
         assert said[1:] == ["Redis cannot be reached"]
         store.fails = None
         await quotas.round(store)
+        await quotas.round(store)
         assert Limits.from_json(store.limits["acme/interactive"]).concurrency == 9
+
+    asyncio.run(main())
+
+
+def test_a_file_read_while_it_is_written_takes_no_limit_from_anybody(tmp_path: Path) -> None:
+    """Wherever a line ends it may be cut, between two quotas or within one."""
+    path, store = tmp_path / "quotas.yaml", Store()
+    lines = EXAMPLE.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines))
+    quotas = LocalQuotas(_pool({}), TenantFiles(quotas=path), store, lambda _: None)
+    fewer = "".join(lines).replace("concurrency: 8", "concurrency: 7")
+
+    async def main() -> None:
+        await quotas.round(store)
+        first = dict(store.limits)
+        for num_lines in range(len(lines)):
+            path.write_text("".join(lines[:num_lines]))
+            await quotas.round(store)
+            assert store.limits == first and quotas.weights() == {"acme": 2.0}, num_lines
+        path.write_text(fewer)
+        await quotas.round(store)
+        assert store.limits == first
+        await quotas.round(store)
+        assert Limits.from_json(store.limits["acme/interactive"]).concurrency == 7
 
     asyncio.run(main())
 

@@ -66,6 +66,42 @@ def test_quotas_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "spec.interactive: burst 660s is above 600s: lower it" in seen.err
 
 
+def test_two_quotas_for_one_tenant_of_one_pool_are_both_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(name: str, *quotas: tuple[str, str, str, str]) -> list[str]:
+        path = tmp_path / name
+        path.write_text(
+            "".join(
+                "---\napiVersion: chairlift.dev/v1alpha1\nkind: TenantQuota\n"
+                f"metadata: {{name: {quota}, namespace: {namespace}}}\n"
+                f"spec: {{poolRef: {{name: {pool}}}, tenant: {tenant}}}\n"
+                for quota, namespace, pool, tenant in quotas
+            )
+        )
+        return ["-f", str(path)]
+
+    first = write(
+        "first.yaml",
+        ("one", "a", "chat", "acme"),
+        ("two", "a", "fleet", "acme"),
+        ("three", "b", "chat", "acme"),
+    )
+    second = write("second.yaml", ("four", "a", "chat", "zeta"), ("five", "a", "chat", "acme"))
+    assert main(["validate", *first]) == 0
+    assert capsys.readouterr().out.count(" is valid\n") == 3
+    assert main(["validate", *first, *second]) == 2
+    assert capsys.readouterr().err == (
+        f"chairlift: TenantQuota five of {tmp_path}/second.yaml and TenantQuota one of "
+        f"{tmp_path}/first.yaml are both for tenant acme of pool chat: merge the two, or name "
+        "another tenant\n"
+    )
+    within = write("third.yaml", ("six", "a", "chat", "'*'"), ("seven", "a", "chat", "'*'"))
+    assert main(["validate", *within]) == 2
+    said = capsys.readouterr().err
+    assert "TenantQuota seven" in said and "TenantQuota six" in said
+
+
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Answers with that text and exit code, whatever it is asked."""

@@ -100,9 +100,25 @@ def test_a_trusted_header_names_the_tenant(write_tenants: Any) -> None:
             who.caller([(b"x-tenant", name)], is_batch_path=False)
 
 
+@pytest.mark.parametrize("second", [b"beta", b"zeta", b""])
+def test_a_trusted_header_that_comes_twice_names_nobody(write_tenants: Any, second: bytes) -> None:
+    tenants = TenantsFile(write_tenants(acme=["one"]))
+    who = Identification(tenants, serves_anonymous=True, trusted_header=b"x-tenant")
+    for headers in (
+        [(b"x-tenant", b"zeta"), (b"X-Tenant", second)],
+        [(b"x-tenant", b"zeta, beta")],
+    ):
+        with pytest.raises(Refusal) as refused:
+            who.caller([*headers, *bearer("one")], is_batch_path=False)
+        assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
+    twice = [(b"x-tenant", b"zeta"), (b"x-tenant", second)]
+    with pytest.raises(Refusal, match="sent more than once"):
+        who.caller(twice, is_batch_path=True)
+
+
 def test_a_header_that_is_not_trusted_names_nobody(write_tenants: Any) -> None:
     who = Identification(TenantsFile(write_tenants(acme=["one"])), serves_anonymous=True)
-    headers = [(b"x-tenant", b"zeta"), (b"x-chairlift-tenant", b"zeta")]
+    headers = [(b"x-tenant", b"zeta"), (b"x-tenant", b"beta"), (b"x-chairlift-tenant", b"zeta")]
     assert who.caller(headers, is_batch_path=False).tenant == "anonymous"
 
 

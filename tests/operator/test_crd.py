@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from chairlift_gateway.config import GatewayConfig
 from chairlift_operator import crd
 from chairlift_operator.crd_form import Resource, text
 from chairlift_operator.spec_parsing import SpecError, parse_pool, pool_to_mapping
@@ -45,6 +46,7 @@ def _leaves(schema: Json, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         yield from _leaves(prop, (*path, name))
 
 
+GATEWAY_BOUNDS = ("replicaConcurrency", "batchMaxBodyBytes")
 LEAVES = list(_leaves(SCHEMA["spec"], ("spec",)))
 
 
@@ -135,11 +137,22 @@ def test_what_the_schema_refuses_the_parser_refuses(path: tuple[str, ...], value
         ("spec.interactive.stepTokens.min", 16, 1_000_000),
         ("spec.batch.replicas.max", 0, 1_000_000),
         ("spec.gateway.replicas", 1, 100),
+        ("spec.gateway.replicaConcurrency", 1, 1_000_000),
+        ("spec.gateway.batchMaxBodyBytes", 1, 2**30),
     ],
 )
 def test_bounds_reach_the_schema(path: str, lowest: float, highest: float) -> None:
     schema = dict(LEAVES)[tuple(path.split("."))]
     assert (schema["minimum"], schema["maximum"]) == (lowest, highest)
+
+
+def test_what_a_gateway_does_without_a_bound_is_told_as_it_is() -> None:
+    usual, leaves = GatewayConfig(endpoints_path=None, internal_token=""), dict(LEAVES)
+    told = {name: leaves["spec", "gateway", name]["description"] for name in GATEWAY_BOUNDS}
+    assert usual.replica_concurrency == 256
+    assert usual.batch_max_body_bytes == usual.max_body_bytes == 10 * 2**20
+    assert "left out: 256." in told["replicaConcurrency"]
+    assert "left out: 10 MiB, as for interactive ones." in told["batchMaxBodyBytes"]
 
 
 def test_a_column_for_each_question() -> None:

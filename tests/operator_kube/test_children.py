@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chairlift_gateway.config import parse_config
+from chairlift_gateway.config import GatewayConfig, parse_config
 from chairlift_operator.kube import names
 from chairlift_operator.kube.children import Owner, children
 from chairlift_operator.kube.pods import LAST_WORDS_S, PRE_STOP_S, engine_template, revision_of
@@ -319,6 +319,25 @@ def test_the_gateway_understands_what_it_is_told_of_tenants(
     assert (config.kubernetes_tenants, config.serves_anonymous) == ("chat-tenants", True)
     assert config.on_redis_failure.value == "deny"
     assert config.trusted_tenant_header == b"x-tenant"
+
+
+def test_bounds_of_a_gateway_are_its_own_unless_the_pool_states_them(
+    make_pool: MakePool, render: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("secret")
+
+    def config(**gateway: Any) -> GatewayConfig:
+        made = render(make_pool(gateway=gateway))
+        (container,) = made["Deployment/chat-gateway"]["spec"]["template"]["spec"]["containers"]
+        given = [a for a in container["args"] if not a.startswith("--internal-token-file")]
+        return parse_config([*given, f"--internal-token-file={tmp_path / 'token'}"])
+
+    usual, unstated = GatewayConfig(endpoints_path=None, internal_token=""), config()
+    assert unstated.replica_concurrency == usual.replica_concurrency
+    assert unstated.batch_max_body_bytes == usual.batch_max_body_bytes
+    stated = config(replicaConcurrency=7, batchMaxBodyBytes=2**30)
+    assert (stated.replica_concurrency, stated.batch_max_body_bytes) == (7, 2**30)
+    assert stated.max_body_bytes == usual.max_body_bytes
 
 
 def test_a_gateway_may_watch_its_own_tenants_and_no_other_configmap(

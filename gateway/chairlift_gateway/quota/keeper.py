@@ -55,12 +55,14 @@ class Grant:
 
 
 class Keeper:
-    """num_gateways and limits are what `upkeep` last learnt of them."""
+    """num_gateways and limits are what `upkeep` last learnt of them; unread: whose limits in Redis
+    say nothing that could be understood."""
 
     def __init__(self, mode: OnRedisFailure) -> None:
         self.breaker = Breaker(is_open=True)
         self.leases = Leases()
         self.limits: dict[str, Limits] = {}
+        self.unread: set[str] = set()
         self.num_gateways = 1
         self.num_without_redis = 0
         self._mode = mode
@@ -87,8 +89,7 @@ class Keeper:
         answer = None if self.breaker.is_open else await self._ask(lease)
         if answer is None:
             return self._without_redis(lease)
-        outcome, text = answer
-        limits = _parsed(text) or UNLEARNT
+        outcome, limits = answer
         if outcome.status in REFUSALS:
             raise QuotaExceeded(limits, outcome)
         lease.charge = outcome.number
@@ -136,7 +137,7 @@ class Keeper:
         if future.cancelled() or future.exception() is not None:
             self.leases.owe(settlement)
 
-    async def _ask(self, lease: Lease) -> tuple[Outcome, str] | None:
+    async def _ask(self, lease: Lease) -> tuple[Outcome, Limits] | None:
         """None without an answer that helps."""
         call = self.store.submit(
             lease.holder, lease.fallback, "reserve", lease.request_id, lease.charge, LEASE_MS
@@ -144,7 +145,7 @@ class Keeper:
         lease.num_unanswered += 1
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer = await call.future
+                outcome, text = await call.future
         except (TimeoutError, RedisFailure):
             lease.num_unanswered -= not call.is_sent
             return None
@@ -152,12 +153,16 @@ class Keeper:
             self.leases.add(lease)
             self.settle(lease, 0)
             raise
-        lease.num_unanswered -= 1
-        if answer[0].status is Status.UNKNOWN:
-            if self.breaker.failed(at_once=True):
+        if outcome.status is Status.UNKNOWN:
+            lease.num_unanswered -= 1
+            # Where it is this holder's alone, Redis holds those of the others.
+            if lease.holder not in self.unread and self.breaker.failed(at_once=True):
                 self._opened("it does not hold this pool's limits")
             return None
-        return answer
+        if (limits := _parsed(text)) is None:
+            return None  # Redis may have admitted it, by what it made of them
+        lease.num_unanswered -= 1
+        return outcome, limits
 
     def _without_redis(self, lease: Lease) -> Grant:
         self.num_without_redis += 1

@@ -29,8 +29,10 @@ def script_keys(keys: QuotaKeys, holder: str, fallback: str) -> list[str]:
 
 
 def outcome_of(reply: Sequence[Any]) -> tuple[Outcome, str]:
-    """And the limits in force, as JSON; empty for none."""
-    texts = [part.decode() if isinstance(part, bytes) else str(part) for part in reply]
+    """And the limits in force, as they are written; empty for none. Raise ValueError."""
+    texts = [
+        part.decode(errors="replace") if isinstance(part, bytes) else str(part) for part in reply
+    ]
     status, number, tokens_left, requests_left, num_leases, limits = texts
     outcome = Outcome(
         Status(status),

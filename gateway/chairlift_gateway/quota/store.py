@@ -110,7 +110,7 @@ class Store:
                     again, await self._send([batch[n] for n in again]), strict=True
                 ):
                     replies[number] = reply
-        except REDIS_ERRORS as error:
+        except Exception as error:  # whatever it is, it costs no more than this batch
             self._fail(batch, error)
             return
         self._answer(batch, replies)
@@ -126,11 +126,12 @@ class Store:
     def _answer(self, batch: list[Call], replies: list[Any]) -> None:
         failure: Exception | None = None
         for call, reply in zip(batch, replies, strict=True):
-            if isinstance(reply, Exception):
-                failure = reply
+            answer = _understood(reply)
+            if isinstance(answer, Exception):
+                failure = answer
                 self._resolve(call, failure)
             elif not call.future.done():
-                call.future.set_result(outcome_of(reply))
+                call.future.set_result(answer)
         if failure is None:
             self._on_success()
         else:
@@ -145,6 +146,15 @@ class Store:
         if not call.future.done():
             call.future.set_exception(RedisFailure(_said(error)))
             call.future.exception()  # whoever asked may have gone; that is no news
+
+
+def _understood(reply: Any) -> Answer | Exception:
+    if isinstance(reply, Exception):
+        return reply
+    try:
+        return outcome_of(reply)
+    except (TypeError, ValueError) as error:
+        return error
 
 
 def _said(error: Exception) -> str:

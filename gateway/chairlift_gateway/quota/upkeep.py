@@ -25,6 +25,7 @@ from chairlift_gateway.quota.connection import (
 )
 from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure
 from chairlift_gateway.quota.leases import LEASE_MS, Lease
+from chairlift_gateway.quota.local_law import UNLEARNT
 from chairlift_gateway.quota.script import SCRIPT
 from chairlift_gateway.quota.store import REDIS_ERRORS, RedisFailure, Store
 from chairlift_protocol.quota import (
@@ -54,6 +55,7 @@ class Upkeep:
         self._name = secrets.token_hex(8)
         self._revision: bytes | None = None
         self._is_ending = False
+        self._said: str | None = None
 
     async def probe(self) -> bool:
         """Whether Redis carries out the script, and holds this pool's limits."""
@@ -68,6 +70,9 @@ class Upkeep:
             await self._learn()
         except (*REDIS_ERRORS, RedisFailure) as error:
             logger.debug("no quotas in Redis: %s", error)
+            return False
+        except Exception as error:
+            self._note(error)
             return False
         self._keeper.breaker.close()
         logger.info("quotas are kept in Redis")
@@ -99,14 +104,25 @@ class Upkeep:
         self._keeper.store.close()
 
     async def _round(self) -> None:
-        self._pay()
-        self._renew()
         try:
+            self._pay()
+            self._renew()
             for holder in await self._learn():
                 fallback = "*/" + holder.rpartition("/")[2]
                 self._keeper.store.submit(holder, fallback, "sweep")
         except REDIS_ERRORS as error:
             self._keeper.failed(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            self._note(error)
+        else:
+            self._said = None
+
+    def _note(self, error: Exception) -> None:
+        """Once, however often: what one round could not do, the next may."""
+        said = f"{type(error).__name__}: {error}"
+        if said != self._said:
+            logger.error("a round of quotas failed and is tried again: %s", said, exc_info=error)
+        self._said = said
 
     async def _learn(self) -> list[str]:
         """How many gateways there are, limits that changed, and whose leases are to be swept."""
@@ -124,17 +140,27 @@ class Upkeep:
         if revision is None or revision != self._revision:
             await self._load_limits()
             self._revision = revision
-        return [holder.decode() for holder in due]
+        return [holder for name in due if (holder := _text(name)) is not None]
 
     async def _load_limits(self) -> None:
+        """What cannot be read leaves its holder with the last limits known of it."""
         limits: dict[str, Limits] = {}
+        unread: set[str] = set()
         pages = self._client.hscan_iter(self._keys.limits, count=LIMITS_A_PAGE)
-        async for holder, text in pages:
-            with suppress(LimitsError):
-                limits[holder.decode()] = Limits.from_json(text)
+        async for name, text in pages:
+            holder = _text(name)
+            if holder is None or holder == REVISION_FIELD:
+                continue
+            try:
+                limits[holder] = Limits.from_json(text)
+            except LimitsError as error:
+                limits[holder] = self._keeper.limits.get(holder, UNLEARNT)
+                unread.add(holder)
+                if holder not in self._keeper.unread:
+                    logger.warning("the limits of %s in Redis cannot be read: %s", holder, error)
         # Redis may have lost them; then the last ones known are the best there are.
         if default_holder(RequestClass.INTERACTIVE) in limits:
-            self._keeper.limits = limits
+            self._keeper.limits, self._keeper.unread = limits, unread
 
     def _renew(self, *, all_of_them: bool = False) -> None:
         now_s = time.monotonic()
@@ -151,6 +177,14 @@ class Upkeep:
     def _pay(self) -> None:
         for settlement in self._keeper.leases.pay(time.monotonic()):
             self._keeper.hand_over(settlement)
+
+
+def _text(name: bytes) -> str | None:
+    """None for what no gateway and no operator has written."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _renewed(leases: list[Lease], future: asyncio.Future[Any]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from chairlift_operator.gateway_arguments import gateway_arguments
 from chairlift_operator.kube import names
 from chairlift_operator.kube.gateway_tenants import redis_volumes, tenant_arguments, tenant_rules
 from chairlift_operator.kube.merging import Json, merged
@@ -121,6 +122,7 @@ def _template(pool: InferencePool, settings: Settings) -> Json:
         f"--internal-token-file={names.TOKEN_DIR}/{names.INTERNAL_TOKEN_KEY}",
         f"--drain-s={drain_s:g}",
         *tenant_arguments(pool),
+        *(f"{option}={value}" for option, value in gateway_arguments(pool.spec.gateway).items()),
     ]
     volumes, mounts = redis_volumes(pool)
     token = {"key": names.INTERNAL_TOKEN_KEY, "path": names.INTERNAL_TOKEN_KEY}

@@ -9,7 +9,6 @@ from typing import Final
 from chairlift_operator.kube import names
 from chairlift_operator.kube.merging import Json
 from chairlift_operator.spec import InferencePool
-from chairlift_operator.spec_pods import Gateway
 from chairlift_operator.spec_quotas import Quotas
 
 _PASSWORD_VOLUME: Final = "redis-password"
@@ -18,18 +17,7 @@ _CA_VOLUME: Final = "redis-ca"
 
 def tenant_arguments(pool: InferencePool) -> list[str]:
     quotas = pool.spec.quotas
-    asked = _redis_arguments(quotas, names.tenants(pool.name)) if quotas is not None else []
-    return [*asked, *identity_arguments(pool.spec.gateway)]
-
-
-def identity_arguments(gateway: Gateway) -> list[str]:
-    """For gateways on a cluster and beside it."""
-    arguments = []
-    if gateway.anonymous is not None:
-        arguments.append(f"--anonymous={gateway.anonymous.lower()}")
-    if gateway.trusted_tenant_header is not None:
-        arguments.append(f"--trusted-tenant-header={gateway.trusted_tenant_header}")
-    return arguments
+    return _redis_arguments(quotas, names.tenants(pool.name)) if quotas is not None else []
 
 
 def tenant_rules(pool: InferencePool) -> list[Json]:

@@ -77,7 +77,8 @@ def quota_status(
     generation: int,
     now_s: float,
 ) -> TenantQuotaStatus:
-    """standing: None where the pool has no quotas. slot_share: 0..1, None where not known."""
+    """standing: None where the pool has no quotas. slot_share: 0..1, of those who
+    wait for a slot too; None where not known."""
     known = list(use.values()) if verdict.tenant not in (None, DEFAULT_TENANT) else []
     refused = _sum([each.num_refused for each in known])
     limited = _limited(refused)
@@ -140,9 +141,9 @@ def _limited(num_refused: int | None) -> Condition:
         told = "What was refused in the last minute is not known."
         return Condition(LIMITED, Truth.UNKNOWN, "NotKnown", told)
     if num_refused:
-        told = f"{num_refused} requests were refused in the last minute."
+        told = f"Redis refused {num_refused} requests in the last minute."
         return Condition(LIMITED, Truth.TRUE, "OverLimit", told)
-    told = "No request was refused in the last minute."
+    told = "Redis refused no request in the last minute."
     return Condition(LIMITED, Truth.FALSE, "WithinLimits", told)
 
 

@@ -47,12 +47,14 @@ class StoreError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class RedisAccess:
-    """ca: PEM of who signed the server's certificate; None for the system's authorities."""
+    """ca: PEM of who signed the server's certificate; None for the system's authorities.
+    password_source: where its user would mend a wrong password."""
 
     url: str
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca: str | None = field(default=None, repr=False)
+    password_source: str = "passwordSecret"
 
 
 class QuotaStore(Protocol):
@@ -79,6 +81,7 @@ class RedisStore:
 
     def __init__(self, access: RedisAccess) -> None:
         self._client = _open_client(access)
+        self._password_source = access.password_source
         self._written: dict[str, tuple[str, Mapping[str, str], float]] = {}
         self._failed: tuple[float, str] | None = None
 
@@ -172,7 +175,7 @@ class RedisStore:
             raise StoreError(self._failed[1])
 
     def _noted(self, error: Exception) -> StoreError:
-        told = _sentence(error)
+        told = _sentence(error, self._password_source)
         self._failed = (time.monotonic(), told)
         return StoreError(told)
 
@@ -182,9 +185,9 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdigit() else 0
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception, password_source: str) -> str:
     if isinstance(error, redis.exceptions.AuthenticationError):
-        return f"Redis does not know us ({error}): check quotas.redis.user and passwordSecret"
+        return f"Redis does not know us ({error}): check quotas.redis.user and {password_source}"
     if isinstance(error, redis.exceptions.NoPermissionError):
         return f"Redis lets us not do it ({error}): give the user the rights in docs/protocol.md"
     if isinstance(error, TimeoutError | redis.exceptions.TimeoutError):
@@ -201,6 +204,7 @@ def _open_client(access: RedisAccess) -> Redis:
         # The next round is the next try.
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": True,
+        "encoding_errors": "surrogateescape",  # what is no text can be removed all the same
         "max_connections": NUM_CONNECTIONS,
         "timeout": TIMEOUT_S,  # of waiting for one of them
         "driver_info": None,

@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from redis.asyncio import Redis
 
+from chairlift_gateway.quota import upkeep as upkeep_module
 from chairlift_gateway.quota.connection import TIMEOUT_S, RedisAddress
 from chairlift_gateway.quota.keeper import (
     Keeper,
@@ -17,6 +19,9 @@ from chairlift_gateway.quota.keeper import (
     QuotaExceeded,
     QuotaUnavailable,
 )
+from chairlift_gateway.quota.local_law import UNLEARNT
+from chairlift_gateway.quota.upkeep import Upkeep, open_keeper
+from chairlift_protocol.quota import QuotaKeys
 from chairlift_protocol.wire import RequestClass
 
 CHAT = RequestClass.INTERACTIVE
@@ -117,6 +122,83 @@ async def test_nobody_waits_once_the_trouble_is_known_nor_long_before(
     assert keeper.breaker.is_open
     assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits_s) <= 3
     assert sorted(waits_s)[-4] < TIMEOUT_S
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"{", b"[" * 60_000, b'{"concurrency": "3"}'])
+async def test_a_field_that_cannot_be_read_costs_its_own_tenant_alone(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any, patient: None, text: bytes,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("known", concurrency=2)
+    pool.limit("zeta", concurrency=3)
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    assert keeper.limits["known/interactive"].concurrency == 2
+    for field in (b"acme/interactive", b"known/interactive", b"\xff/interactive"):
+        pool.client.hset(pool.keys.limits, field, text)
+    pool.client.zadd(pool.keys.leasing, {b"\xfe": 1})
+    pool.limit("late", concurrency=1)
+    await until(lambda: "late/interactive" in keeper.limits)  # and so it did not end
+    for tenant, most in (("acme", UNLEARNT.concurrency), ("known", 2)):
+        grants = await admitted(keeper, 20, tenant=tenant)
+        assert len(grants) == most and all(grant.lease.is_local for grant in grants)
+        assert not keeper.breaker.is_open
+    others = [await admitted(keeper, 20, tenant=tenant) for tenant in ("zeta", "late")]
+    assert [len(grants) for grants in others] == [3, 1]
+    assert not any(grant.lease.is_local for grants in others for grant in grants)
+    warned = [record for record in caplog.records if "cannot be read" in record.message]
+    assert len(warned) == 2
+    pool.limit("acme", concurrency=1)
+    await until(lambda: not {"acme/interactive"} & keeper.unread)
+
+
+async def test_limits_are_read_past_what_is_no_text_in_fields_that_nobody_knows(
+    start_redis: Any, pool_in: Any, gateway_on: Any, patient: None
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    pool.client.hset(pool.keys.limits, "acme/interactive", b'{"concurrency": 3, "note": "\xff"}')
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    grants = await admitted(keeper, 20)
+    assert len(grants) == 3 and not any(grant.lease.is_local for grant in grants)
+    assert not keeper.breaker.is_open
+
+
+async def test_answers_that_mean_nothing_leave_a_gateway_going_by_its_own_accounts(
+    start_redis: Any, pool_in: Any
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("acme", concurrency=1)
+    script = "return {'nonsense', 'a', 'b', 'c', 'd', ARGV[2]}"
+    address = RedisAddress(server.url)
+    async with open_keeper(address, pool.name, OnRedisFailure.LOCAL, script) as keeper:
+        assert keeper.breaker.is_open
+        assert len(await admitted(keeper, 20)) == UNLEARNT.concurrency
+
+
+async def test_rounds_go_on_after_one_that_failed_and_say_so_once(
+    monkeypatch: pytest.MonkeyPatch, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upkeep_module, "ROUND_S", 0.0)
+    keeper, num_asked = Keeper(OnRedisFailure.LOCAL), 0
+
+    class Client:
+        async def time(self) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            raise KeyError("what nobody thought of")
+
+    keeper.breaker.close()
+    upkeep = Upkeep(keeper, cast(Redis, Client()), QuotaKeys("team/chat"))
+    rounds = asyncio.create_task(upkeep.run())
+    await until(lambda: num_asked >= 3)
+    rounds.cancel()
+    assert not keeper.breaker.is_open
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "a round of quotas failed and is tried again"
+    ]
 
 
 async def test_what_was_admitted_while_redis_was_stopped_is_leased_and_charged_when_it_is_back(

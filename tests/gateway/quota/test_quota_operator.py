@@ -6,16 +6,19 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chairlift_cli.tenants import TenantFiles, open_store
 from chairlift_e2e.redis_server import RedisServer
 from chairlift_gateway.quota.connection import RedisAddress
 from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure, QuotaExceeded, QuotaUnavailable
 from chairlift_gateway.quota.upkeep import open_keeper
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.store import NEEDED_RIGHTS, RedisAccess, RedisStore, StoreError
+from chairlift_operator.spec_parsing import parse_pool
 from chairlift_protocol.quota import Limits, QuotaKeys
 from chairlift_protocol.wire import RequestClass
 
@@ -96,6 +99,7 @@ async def test_another_leader_finds_what_is_there_and_mends_it(
     keys = QuotaKeys(pool)
     with shared_redis.client() as client:
         client.hset(keys.limits, mapping={"gone/batch": "{}", "*/batch": "broken", "#": "7"})
+        client.hset(keys.limits, mapping={b"\xff": "{}", "*/interactive": b"\xfe"})
         await store.sync(pool, _limits(), (), is_idle=False)
         held = client.hgetall(keys.limits)
     assert int(held.pop("#")) > 7 and held == _limits()
@@ -210,6 +214,30 @@ async def test_a_redis_that_is_away_is_said_and_not_waited_for_again_and_again(
         with server.client() as client:
             assert client.hgetall(QuotaKeys(pool).limits).keys() == {*_limits(), "#"}
     finally:
+        await store.close()
+
+
+async def test_a_wrong_password_names_what_its_user_gave(
+    start_redis: Start, pool: str, tmp_path: Path
+) -> None:
+    server = start_redis(password="right")
+    (tmp_path / "password").write_text("wrong")
+    quotas = {"redis": {"url": server.url, "passwordSecret": "redis"}}
+    spec = {"model": {"name": "m", "source": "cache://m"}, "quotas": quotas}
+    here = parse_pool(
+        {
+            "apiVersion": "chairlift.dev/v1alpha1",
+            "kind": "InferencePool",
+            "metadata": {"name": "chat"},
+            "spec": spec,
+        }
+    )
+    local = open_store(here, TenantFiles(password=tmp_path / "password"))
+    on_a_cluster = RedisStore(RedisAccess(server.url, password="wrong"))
+    for store, source in ((local, "--redis-password-file"), (on_a_cluster, "passwordSecret")):
+        assert store is not None
+        with pytest.raises(StoreError, match=f"check quotas.redis.user and {source}$"):
+            await store.sync(pool, _limits(), (), is_idle=False)
         await store.close()
 
 
