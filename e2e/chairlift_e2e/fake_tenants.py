@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from chairlift_e2e.fake_kube import FakeKube
@@ -19,6 +20,7 @@ from chairlift_operator.kube.watching import Store
 from chairlift_operator.quotas.key_secrets import KEYS_TYPE
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.store import RedisAccess, StoreError
+from chairlift_protocol.quota import NUM_SHARDS, SHARDS_KEY, TENANTS_KEY
 
 Json = dict[str, Any]
 KEY: Final = ("team", "chat")
@@ -61,10 +63,15 @@ class FakeRedis:
 
 
 def tenants_of(kube: FakeKube) -> set[str]:
-    """Whose keys gateways know."""
+    """Whose keys gateways know; nobody's of a document that somebody broke."""
     data = kube.objects.get(MAP, {}).get("data", {})
-    listed = json.loads(data.get("tenants.json", '{"tenants": []}'))["tenants"]
-    return {each["tenant"] for each in listed}
+    paths = [f"{MAP}-{n}" for n in range(NUM_SHARDS)] if SHARDS_KEY in data else [MAP]
+    known: set[str] = set()
+    for path in paths:
+        text = kube.objects.get(path, {}).get("data", {}).get(TENANTS_KEY, "")
+        with suppress(ValueError):
+            known |= {each["tenant"] for each in json.loads(text)["tenants"]}
+    return known
 
 
 class Team:

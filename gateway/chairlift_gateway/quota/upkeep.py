@@ -128,10 +128,13 @@ class Upkeep:
 
     async def _load_limits(self) -> None:
         limits: dict[str, Limits] = {}
+        parsed: dict[bytes, Limits] = {}  # many tenants have the same ones
         pages = self._client.hscan_iter(self._keys.limits, count=LIMITS_A_PAGE)
         async for holder, text in pages:
             with suppress(LimitsError):
-                limits[holder.decode()] = Limits.from_json(text)
+                if text not in parsed:
+                    parsed[text] = Limits.from_json(text)
+                limits[holder.decode()] = parsed[text]
         # Redis may have lost them; then the last ones known are the best there are.
         if default_holder(RequestClass.INTERACTIVE) in limits:
             self._keeper.limits = limits
