@@ -8,6 +8,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from chairlift_e2e.fake_kube import FakeKube
@@ -41,6 +42,7 @@ class FakeRedis:
         self.fails: str | None = None
         self.on_sync: Callable[[], None] = lambda: None
         self.log: list[tuple[set[str], set[str]]] = []
+        self.asked: list[str] = []  # whose counts, by the last sync
 
     async def sync(
         self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool
@@ -50,6 +52,7 @@ class FakeRedis:
         if self.fails is not None:
             raise StoreError(self.fails)
         self.log.append((set(limits), tenants_of(self.kube)))
+        self.asked = list(holders)
         self.limits, self.is_idle = dict(limits), is_idle
         return {holder: self.counts.get(holder, Counts(0, 0, 0)) for holder in holders}
 
@@ -96,6 +99,15 @@ class Team:
         self.turns = PoolQuotas(KEY, self.tools)
         self.num_made = 0
         self.set_pool()
+
+    def lead_anew(self) -> None:
+        """Another leader, which knows nothing yet but what it lists."""
+        for item in self.quotas.all():
+            name = item["metadata"]["name"]
+            self.quotas.put({**item, "status": self.status(name)})
+        reader = KeyReader(self.tools.api, lambda: self.now_s)
+        self.tools = replace(self.tools, keys=reader)
+        self.turns = PoolQuotas(KEY, self.tools)
 
     def _open(self, access: RedisAccess) -> FakeRedis:
         self.opened.append(FakeRedis(self.kube, access))

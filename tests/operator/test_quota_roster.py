@@ -168,6 +168,26 @@ def test_an_account_that_was_forgotten_counts_from_zero_again() -> None:
     assert ledger.use("acme/batch", 60, EVERY_S) == Use(200 + 30 + 20, 0, 0)
 
 
+def test_of_many_tenants_that_are_read_seldom_the_last_minute_is_known_all_the_same() -> None:
+    ledger = Ledger()
+    for at_s in range(0, 401, 80):
+        ledger.note(at_s, {"acme/batch": Counts(8 * at_s, at_s, 2)})
+    assert ledger.use("acme/batch", 460, 80.0) == Use(480, 60, 2)
+    assert ledger.use("acme/batch", 400 + 161, 80.0) == Use()
+
+
+def test_one_who_rests_takes_no_more_room_than_two_readings() -> None:
+    ledger = Ledger()
+    for at_s in range(0, 400, 4):
+        ledger.note(at_s, {"acme/batch": Counts(5, 1, 0)})
+    assert len(ledger._readings["acme/batch"]) == 2
+    assert ledger.use("acme/batch", 396, EVERY_S) == Use(0, 0, 0)
+    ledger.note(400, {"acme/batch": Counts(9, 1, 0)})
+    assert ledger.use("acme/batch", 400, EVERY_S) == Use(4, 0, 0)
+    ledger.keep_only(())
+    assert ledger.use("acme/batch", 400, EVERY_S) == Use()
+
+
 def _report(running: float | None, waiting: float | None = 0.0, **otherwise: Any) -> ReplicaReport:
     given = {"health": Health.OK, "batch_size": 10, **otherwise}
     return ReplicaReport("one", True, num_running=running, num_waiting=waiting, **given)

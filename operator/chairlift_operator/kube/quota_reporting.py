@@ -61,6 +61,7 @@ class QuotaReporter:
                 continue
             status = status_of(name, item, before[0])
             if _is_news(before[0], status):
+                self._due[name] = None
                 news.append((name, item, status))
             else:
                 self._due.pop(name, None)
