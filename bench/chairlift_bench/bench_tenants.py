@@ -39,6 +39,7 @@ from chairlift_engine.residency import Gauges, TenantGauge
 from chairlift_engine.server.tenant_metrics import TenantMetrics
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.quota.law import REFUSALS
+from chairlift_operator.kube.quota_turn import MEASURED_A_TURN, ROUND_S
 from chairlift_protocol.quota import QuotaKeys
 from chairlift_protocol.wire import RequestClass
 
@@ -47,7 +48,8 @@ NUM_TENANTS: Final = 10_000
 NUM_FIRST: Final = 10  # before memory is measured for the first time
 NUM_CHANGES: Final = 20
 READY_S: Final = 600.0
-QUIET_S: Final = 30.0  # without a status written: at rest
+QUIET_S: Final = 20.0  # without a status written: at rest
+SETTLE_S: Final = 20.0  # after every tenant was served
 WATCHED_S: Final = 60.0
 MIB: Final = 1 << 20
 REFUSED: Final = (*sorted(REFUSALS), "unavailable")  # why a gateway refuses a tenant
@@ -146,11 +148,12 @@ def measure(world: World, num: int) -> dict[str, float]:
     began_s = time.monotonic()
     world.fill(num)
     filled_s = time.monotonic() - began_s
-    world.gateway("play", num)
-    time.sleep(2 * 4.0 * num / 500)  # until everybody was measured twice
+    time.sleep(2 * ROUND_S * num / MEASURED_A_TURN)  # until everybody was measured twice
     world.until_quiet()
-    num_more = num - NUM_FIRST
     cores, num_writes = at_rest(world)
+    world.gateway("play", num)
+    time.sleep(SETTLE_S)
+    num_more = num - NUM_FIRST
     after = rss_mib(world.operator_pid), rss_mib(world.gateway_pid)
     changes_s = [hot_change(world, number, num) for number in range(NUM_CHANGES)]
     return {

@@ -135,8 +135,11 @@ class Server:
         response = web.StreamResponse()
         try:
             await response.prepare(request)
-            while True:
-                await response.write(json.dumps(await events.get()).encode() + b"\n")
+            async with asyncio.timeout(float(request.query["timeoutSeconds"])):
+                while True:
+                    await response.write(json.dumps(await events.get()).encode() + b"\n")
+        except TimeoutError:
+            return response
         finally:
             self._watchers.discard(watcher)
 
