@@ -83,7 +83,9 @@ class KubernetesTenants:
 
         def read(found: Mapping[str, Json]) -> None:
             try:
-                take((found.get(name) or {}).get("data") or {})
+                if name not in found:
+                    raise TenantsError("is not there")
+                take(found[name].get("data") or {})
             except TenantsError as error:
                 logger.warning("ConfigMap %s: %s; keeping the last tenants", name, error)
 

@@ -95,6 +95,16 @@ def test_a_changed_quotas_secret_that_could_not_be_read_does_not_wait_for_its_tu
     assert shelf.asked == ["s0123"]
 
 
+def test_changed_quotas_secrets_beyond_those_of_one_turn_are_the_nexts(shelf: Shelf) -> None:
+    names = [f"s{number:04}" for number in range(MOST_NEW + 1)]
+    for _ in range(2):
+        shelf.read(names)
+    shelf.read(names, fresh=names)
+    seen = set(shelf.asked)
+    shelf.read(names)
+    assert shelf.asked and seen | set(shelf.asked) == set(names)
+
+
 def test_a_server_that_is_away_is_not_asked_for_every_secret(shelf: Shelf) -> None:
     shelf.error = ApiError(0, "the API server did not answer in time")
     shelf.read([f"s{number:04}" for number in range(MOST_NEW + 1)])
