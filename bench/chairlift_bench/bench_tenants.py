@@ -196,13 +196,15 @@ def redis_bytes(port: int, num: int) -> dict[str, float]:
     """Of limits, and of the account of a tenant that was served in one class."""
     keys = QuotaKeys(f"{NAMESPACE}/{POOL}")
     with redis.Redis(port=port) as client:
-        limits = int(client.memory_usage(keys.limits, samples=0) or 0)
-        found = client.scan_iter(match=keys.account("*"), count=1000)
-        accounts = sum(int(client.memory_usage(name, samples=0) or 0) for name in found)
+        limits = int(client.memory_usage(keys.limits, samples=0) or 0) / num
+        found = client.scan_iter(match=keys.account("*/interactive"), count=1000)
+        accounts = [int(client.memory_usage(name, samples=0) or 0) for name in found]
+    account = statistics.mean(accounts)
     return {
-        "redis_bytes_each": round((limits + accounts) / num),
-        "redis_limits_bytes_each": round(limits / num),
-        "redis_account_bytes_each": round(accounts / num),
+        "redis_bytes_each": round(limits + account),
+        "redis_limits_bytes_each": round(limits),
+        "redis_account_bytes_each": round(account),
+        "redis_accounts": len(accounts),
     }
 
 

@@ -179,6 +179,30 @@ def test_an_api_server_that_is_away_is_not_asked_to_write_every_status(
     run(body)
 
 
+def test_a_quota_that_is_edited_does_not_wait_for_the_statuses_of_others(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(team: Team) -> None:
+        names = _fill(team, MOST_WRITES)
+        apply = team.kube.apply
+
+        async def edited(path: str, body: Json, manager: str) -> Json:
+            answer = await apply(path, body, manager)
+            if path.endswith("/t0000/status"):
+                team.set_quota("t0001", "t0001", interactive={"concurrency": 10})
+            return answer
+
+        with monkeypatch.context() as patched:
+            patched.setattr(team.kube, "apply", edited)
+            await team.turn()
+        first = _statuses(team)
+        assert first == ["t0000"]
+        await team.turn()
+        assert sorted({*first, *_statuses(team)}) == names
+
+    run(body)
+
+
 def test_an_annotation_has_a_quotas_secret_read_at_once(run: Any) -> None:
     """So that a key that was replaced in its Secret need not wait, where there are many."""
 

@@ -98,10 +98,13 @@ class QuotaReporter:
         return self._written[uid]
 
     async def _write_all(self, found: list[tuple[str, Json, TenantQuotaStatus]]) -> None:
-        """A status that cannot be written is no reason to stop, a server that is away is."""
+        """A status that cannot be written is no reason to stop; a server that is away is, and a
+        quota that was edited meanwhile, which is to hold before others are talked of."""
         unique = {name: (item, status) for name, item, status in found}
         is_answered = True
-        for name, (item, status) in islice(unique.items(), MOST_WRITES):
+        for number, (name, (item, status)) in enumerate(islice(unique.items(), MOST_WRITES)):
+            if number and self._quotas.has_news:
+                break
             try:
                 await self._write(item, status)
             except ApiError as error:
