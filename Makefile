@@ -58,6 +58,10 @@ bench-gateway: $(STAMP) ## what the gateway adds to the first token and costs fo
 bench-routing: $(STAMP) ## routing by predicted wait and prefix against random and least-connections (simulated; 10 to 20 minutes; ARGS=--minutes=3)
 	@$(PY) -m chairlift_bench.bench_routing $(ARGS)
 
+bench-tenants: $(STAMP) ## 10,000 tenants on a real Redis: memory for each, what they cost at rest, how long a change takes (7 minutes; ARGS=--tenants=N)
+	@tests/gateway/quota/install
+	@$(PY) -m chairlift_bench.bench_tenants $(ARGS)
+
 bench-scheduler: $(STAMP) ## what scheduling costs at 1,024 running requests (10 s)
 	@$(PY) -m chairlift_bench.bench_scheduler
 
@@ -127,7 +131,7 @@ lock: ## rewrite requirements/*.txt from pyproject.toml
 clean: ## remove the environment and caches of this clone
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo bench-demo bench-tuning bench-noisy bench-operator bench-gateway bench-quota bench-routing bench-scheduler bench-simulator \
+.PHONY: help setup demo bench-demo bench-tuning bench-noisy bench-operator bench-gateway bench-quota bench-routing bench-scheduler bench-simulator bench-tenants \
 	bench-fairness bench-longprompt \
 	evaluate-quick evaluate evaluate-full fuzz test model \
 	crds lint helm test-cluster test-prometheus test-redis e2e images lock clean

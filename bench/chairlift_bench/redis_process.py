@@ -19,14 +19,19 @@ class NoRedis(Exception):
     """There is no redis-server; the message says how to get one."""
 
 
+def free_port() -> int:
+    """Of loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 @contextmanager
 def running_redis() -> Iterator[int]:
     """Its port. It keeps nothing on disk."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise NoRedis("needs redis-server on the PATH: tests/gateway/quota/install gets Debian's")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [

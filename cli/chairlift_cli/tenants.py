@@ -177,9 +177,10 @@ class LocalQuotas:
 
     async def _sync(self, store: QuotaStore, roster: Roster) -> None:
         now_s = time.monotonic()
-        rates = self._lowering.turn(roster, self._ledger, self._strain, now_s)
+        rates = self._lowering.turn(roster, self._ledger, self._strain, now_s, ROUND_S)
         is_idle, pool = now_s < self._idle_until_s, _name(self._pool)
-        counts = await store.sync(pool, roster.limits, roster.holders, is_idle=is_idle, rates=rates)
+        holders = roster.holders(roster.verdicts)
+        counts = await store.sync(pool, roster.limits, holders, is_idle=is_idle, rates=rates)
         self._ledger.note(time.monotonic(), counts)
 
     def _reread(self) -> None:

@@ -63,6 +63,8 @@ class FakeKube:
         before = self.objects.get(path, {"kind": manifest["kind"]})
         if sub == "status":  # one manager has all of it: what it does not say is gone
             before = {**before, "status": {}}
+        elif manifest["kind"] == "ConfigMap":
+            before = {**before, "data": {}}
         return self._written("APPLY", path, merged(before, manifest), manager)
 
     async def patch(self, path: str, body: Json, manager: str) -> Json:

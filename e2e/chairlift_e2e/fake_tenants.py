@@ -7,6 +7,8 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -20,6 +22,7 @@ from chairlift_operator.kube.watching import Store
 from chairlift_operator.quotas.key_secrets import KEYS_TYPE
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.store import RedisAccess, StoreError
+from chairlift_protocol.quota import NUM_SHARDS, SHARDS_KEY, TENANTS_KEY
 
 Json = dict[str, Any]
 KEY: Final = ("team", "chat")
@@ -41,6 +44,7 @@ class FakeRedis:
         self.fails: str | None = None
         self.on_sync: Callable[[], None] = lambda: None
         self.log: list[tuple[set[str], set[str]]] = []
+        self.asked: list[str] = []  # whose counts, by the last sync
 
     async def sync(
         self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
@@ -51,6 +55,7 @@ class FakeRedis:
         if self.fails is not None:
             raise StoreError(self.fails)
         self.log.append((set(limits), tenants_of(self.kube)))
+        self.asked = list(holders)
         self.limits, self.is_idle, self.rates = dict(limits), is_idle, dict(rates)
         return {holder: self.counts.get(holder, Counts(0, 0, 0)) for holder in holders}
 
@@ -64,10 +69,15 @@ class FakeRedis:
 
 
 def tenants_of(kube: FakeKube) -> set[str]:
-    """Whose keys gateways know."""
+    """Whose keys gateways know; nobody's of a document that somebody broke."""
     data = kube.objects.get(MAP, {}).get("data", {})
-    listed = json.loads(data.get("tenants.json", '{"tenants": []}'))["tenants"]
-    return {each["tenant"] for each in listed}
+    paths = [f"{MAP}-{n}" for n in range(NUM_SHARDS)] if SHARDS_KEY in data else [MAP]
+    known: set[str] = set()
+    for path in paths:
+        text = kube.objects.get(path, {}).get("data", {}).get(TENANTS_KEY, "")
+        with suppress(ValueError):
+            known |= {each["tenant"] for each in json.loads(text)["tenants"]}
+    return known
 
 
 class Team:
@@ -92,6 +102,15 @@ class Team:
         self.turns = PoolQuotas(KEY, self.tools)
         self.num_made = 0
         self.set_pool()
+
+    def lead_anew(self) -> None:
+        """Another leader, which knows nothing yet but what it lists."""
+        for item in self.quotas.all():
+            name = item["metadata"]["name"]
+            self.quotas.put({**item, "status": self.status(name)})
+        reader = KeyReader(self.tools.api, lambda: self.now_s)
+        self.tools = replace(self.tools, keys=reader)
+        self.turns = PoolQuotas(KEY, self.tools)
 
     def _open(self, access: RedisAccess) -> FakeRedis:
         self.opened.append(FakeRedis(self.kube, access))

@@ -40,6 +40,16 @@ class Caller:
     request_class: RequestClass
 
 
+class NotLearnt(LookupError):
+    """It was not said yet whose a key is, or that it is nobody's."""
+
+
+class KeyBook(Protocol):
+    def find(self, key: bytes) -> Caller | None:
+        """None for a key that is nobody's. Raise NotLearnt."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Whose each key is, by its digest."""
@@ -52,10 +62,10 @@ class Keys:
 
 
 class TenantsSource(Protocol):
-    """Keys that change by themselves. None before they were first read."""
+    """Keys that change by themselves. None before any was first read."""
 
     @property
-    def keys(self) -> Keys | None: ...
+    def keys(self) -> KeyBook | None: ...
 
 
 class TenantsFile:
@@ -149,11 +159,12 @@ class Identification:
         if key is None or self.tenants is None:
             return None
         is_batch_key = self._is_batch_key(key)
-        if (keys := self.tenants.keys) is None:
+        try:
+            caller = _find(self.tenants.keys, key)
+        except NotLearnt:
             if is_batch_key:
                 return None
-            raise not_yet_known()
-        caller = keys.find(key)
+            raise not_yet_known() from None
         if caller is None and not is_batch_key:
             raise unauthorized("The API key is not known.")
         return caller
@@ -163,6 +174,13 @@ class Identification:
         digest = hashlib.sha256(key).hexdigest()
         matches = [hmac.compare_digest(digest, known) for known in self.batch_key_digests]
         return any(matches)
+
+
+def _find(keys: KeyBook | None, key: bytes) -> Caller | None:
+    """Raise NotLearnt."""
+    if keys is None:
+        raise NotLearnt
+    return keys.find(key)
 
 
 def parse_tenants(content: bytes) -> Keys:

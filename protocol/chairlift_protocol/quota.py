@@ -24,6 +24,11 @@ REVISION_FIELD: Final = "#"
 
 # Where gateways on Kubernetes find their file of tenants, in the ConfigMap that is theirs.
 TENANTS_KEY: Final = "tenants.json"
+# Instead of it, where one object cannot hold them all: how many others do, each part by its digest.
+SHARDS_KEY: Final = "shards"
+NUM_SHARDS: Final = 16
+# In each of those, beside TENANTS_KEY: which part it is.
+SHARD_KEY: Final = "shard"
 
 MAX_TOKENS_PER_MINUTE: Final = 1_000_000_000
 MAX_REQUESTS_PER_MINUTE: Final = 1_000_000
@@ -135,6 +140,20 @@ def holder_of(tenant: str, request_class: RequestClass) -> str:
 
 def default_holder(request_class: RequestClass) -> str:
     return holder_of(DEFAULT_TENANT, request_class)
+
+
+def shard_of(digest: str) -> int:
+    """Which part a key belongs to for ever, by its SHA-256 in hex."""
+    return int(digest[:4], 16) % NUM_SHARDS
+
+
+def shard_mark(number: int) -> str:
+    return f"{number}/{NUM_SHARDS}"
+
+
+def shard_name(tenants: str, number: int) -> str:
+    """The ConfigMap of one part; tenants: the name of the one that says that there are parts."""
+    return f"{tenants}-{number}"
 
 
 def _whole(body: Mapping[str, Any], name: str, minimum: int, maximum: int) -> int | None:

@@ -154,7 +154,8 @@ def test_a_gateway_may_watch_its_own_tenants_and_nobody_elses(tenants: Tenants) 
             return False
         return answer.strip() == "yes"
 
-    assert may("watch", "configmaps/chat-tenants")
+    assert may("watch", "configmaps/chat-tenants") and may("list", "configmaps/chat-tenants-15")
+    assert not may("watch", "configmaps/chat-tenants-16")
     assert not may("watch", "configmaps/chat-policy")
     assert not may("get", "secrets/chat-tokens")
 

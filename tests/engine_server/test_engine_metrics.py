@@ -8,7 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift_engine.request import FinishReason
-from chairlift_engine.server.tenant_metrics import MAX_TENANTS
+from chairlift_engine.residency import Gauges, TenantGauge
+from chairlift_engine.server.tenant_metrics import MAX_TENANTS, TenantMetrics
 from chairlift_protocol import metrics as names
 
 
@@ -91,6 +92,19 @@ def test_tenants_have_a_bounded_number_of_series(engine, eventually) -> None:
         assert sum(series.values()) == 3 * (MAX_TENANTS + 20)
     for name in (names.TENANT_RUNNING, names.TENANT_WAITING):
         assert len(found[name]) == MAX_TENANTS + 1 and sum(found[name].values()) == 0
+
+
+def test_ten_thousand_tenants_at_once_have_a_bounded_number_of_series() -> None:
+    metrics = TenantMetrics()
+    running = {f"tenant-{number}": TenantGauge(1, 2) for number in range(10_000)}
+    metrics.observe_gauges(Gauges({}, {}, {}, 0, 0, tenants=running))
+    found = {
+        family.name: {sample.labels["tenant"]: sample.value for sample in family.samples}
+        for family in metrics.collect()
+    }
+    assert {len(series) for series in found.values()} == {MAX_TENANTS + 1} and len(found) == 4
+    assert found[names.TENANT_RUNNING]["other"] == 10_000 - MAX_TENANTS
+    assert sum(found[names.TENANT_WAITING].values()) == 2 * 10_000
 
 
 def test_running_and_waiting_requests_are_counted_by_tenant(start_engine, eventually) -> None:

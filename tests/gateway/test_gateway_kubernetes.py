@@ -1,4 +1,4 @@
-"""The gateway's watch on EndpointSlices, against an API server that a test scripts."""
+"""The gateway's watches on EndpointSlices and on tenants, by an API server that tests script."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from chairlift_gateway.choice import Replica
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.identity import Identification
 from chairlift_gateway.kubernetes_endpoints import KubernetesEndpoints, replicas_of
-from chairlift_gateway.kubernetes_tenants import KubernetesTenants
+from chairlift_gateway.kubernetes_tenants import KeyParts, KubernetesTenants
 from chairlift_gateway.kubernetes_watch import ApiAccess, NotInCluster
 from chairlift_gateway.openai_errors import Refusal
+from chairlift_protocol.quota import NUM_SHARDS, shard_of
 from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]
@@ -112,7 +113,7 @@ class FakeApi:
 
 
 @asynccontextmanager
-async def _served(api: FakeApi, path: str) -> AsyncIterator[ApiAccess]:
+async def _served(api: FakeApi | MapsApi, path: str) -> AsyncIterator[ApiAccess]:
     app = web.Application()
     app.router.add_get(path, api.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -258,6 +259,184 @@ def test_a_key_that_the_operator_writes_or_takes_counts_at_once() -> None:
                 await asyncio.gather(watching, return_exceptions=True)
 
     asyncio.run(main())
+
+
+class MapsApi:
+    """ConfigMaps, listed and watched by name; `put` and `drop` are told to whoever watches."""
+
+    def __init__(self) -> None:
+        self.maps: dict[str, Json] = {}
+        self.watchers: dict[str, list[asyncio.Queue[Json]]] = {}
+        self.version = 10
+
+    def put(self, name: str, **data: str) -> None:
+        self.version += 1
+        metadata = {"name": name, "resourceVersion": str(self.version)}
+        self.maps[name] = {"metadata": metadata, "data": data}
+        self._tell("MODIFIED", name, self.maps[name])
+
+    def drop(self, name: str) -> None:
+        self.version += 1
+        item = self.maps.pop(name)
+        item["metadata"]["resourceVersion"] = str(self.version)
+        self._tell("DELETED", name, item)
+
+    def put_part(self, of_key: str, *keys: str, mark: str | None = None) -> None:
+        """The part that a key belongs to, with those of these that do."""
+        number = shard_of(_sha(of_key))
+        own = [key for key in keys if shard_of(_sha(key)) == number]
+        text = _map(*own)["data"]["tenants.json"]
+        data = {"shard": mark or f"{number}/{NUM_SHARDS}", "tenants.json": text}
+        self.put(f"chat-tenants-{number}", **data)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        name = request.query["fieldSelector"].removeprefix("metadata.name=")
+        if "watch" not in request.query:
+            items = [self.maps[name]] if name in self.maps else []
+            version = {"resourceVersion": str(self.version)}
+            return web.json_response({"metadata": version, "items": items})
+        events: asyncio.Queue[Json] = asyncio.Queue()
+        self.watchers.setdefault(name, []).append(events)
+        known = self.maps.get(name)
+        since = int(request.query["resourceVersion"])
+        if known is not None and int(known["metadata"]["resourceVersion"]) > since:
+            events.put_nowait({"type": "MODIFIED", "object": known})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(json.dumps(await events.get()).encode() + b"\n")
+
+    def _tell(self, kind: str, name: str, item: Json) -> None:
+        for events in self.watchers.get(name, []):
+            events.put_nowait({"type": kind, "object": item})
+
+
+def _sha(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Parted:
+    """A gateway's look at a pool's keys. `until` waits for what a request with a key is told."""
+
+    def __init__(self, api: MapsApi, tenants: KubernetesTenants) -> None:
+        self.api = api
+        self.tenants = tenants
+        self.who = Identification(tenants, serves_anonymous=False)
+
+    def answer(self, key: str) -> str | int:
+        return _answer(self.who, key)
+
+    async def until(self, key: str, answer: str | int) -> None:
+        async with asyncio.timeout(10):
+            while self.answer(key) != answer:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def run_parted() -> Callable[[Callable[[Parted], Awaitable[None]]], None]:
+    async def main(body: Callable[[Parted], Awaitable[None]]) -> None:
+        api = MapsApi()
+        async with _served(api, "/api/v1/namespaces/team/configmaps") as access:
+            tenants = KubernetesTenants(access, "team", "chat-tenants")
+            watching = asyncio.create_task(tenants.watch())
+            try:
+                await body(Parted(api, tenants))
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    return lambda body: asyncio.run(main(body))
+
+
+INDEX = {"shards": str(NUM_SHARDS)}
+# Keys of two parts, each of the tenant of its name.
+ONE, OTHER = "acme", next(k for k in ("b", "c", "d") if shard_of(_sha(k)) != shard_of(_sha("acme")))
+
+
+def test_a_key_of_a_part_that_was_not_seen_is_not_unknown(run_parted: Any) -> None:
+    async def body(parted: Parted) -> None:
+        parted.api.put("chat-tenants", **INDEX)
+        parted.api.put_part(ONE, ONE)
+        await parted.until(ONE, ONE)
+        assert parted.answer(OTHER) == 503
+        parted.api.put_part(OTHER)
+        await parted.until(OTHER, 401)
+        parted.api.put_part(OTHER, OTHER)
+        await parted.until(OTHER, OTHER)
+        parted.api.put_part(ONE)
+        await parted.until(ONE, 401)
+        assert parted.answer(OTHER) == OTHER
+
+    run_parted(body)
+
+
+def test_when_keys_are_parted_nobody_is_refused_meanwhile(run_parted: Any) -> None:
+    async def body(parted: Parted) -> None:
+        parted.api.put("chat-tenants", **_map(ONE, OTHER)["data"])
+        await parted.until(ONE, ONE)
+        assert parted.answer("stranger") == 401
+        parted.api.put("chat-tenants", **INDEX)
+        await parted.until("stranger", 503)  # its part may know it
+        assert [parted.answer(ONE), parted.answer(OTHER)] == [ONE, OTHER]
+        parted.api.put_part(ONE)  # taken from it since
+        await parted.until(ONE, 401)
+        assert parted.answer(OTHER) == OTHER
+        parted.api.put("chat-tenants", **_map(ONE)["data"])  # and back to one
+        await parted.until(OTHER, 401)
+        assert [parted.answer(ONE), parted.answer("stranger")] == [ONE, 401]
+
+    run_parted(body)
+
+
+def test_once_every_part_was_seen_nothing_is_kept_of_before(run_parted: Any) -> None:
+    async def body(parted: Parted) -> None:
+        parted.api.put("chat-tenants", **_map(ONE, OTHER)["data"])
+        await parted.until(ONE, ONE)
+        empty = _map()["data"]["tenants.json"]
+        for n in range(NUM_SHARDS):
+            data = {"shard": f"{n}/{NUM_SHARDS}", "tenants.json": empty}
+            parted.api.put(f"chat-tenants-{n}", **data)
+        parted.api.put("chat-tenants", **INDEX)
+        await parted.until(OTHER, 401)
+        await parted.until(ONE, 401)
+        assert isinstance(parted.tenants.keys, KeyParts)
+        async with asyncio.timeout(10):
+            while parted.tenants.keys.before.callers:
+                await asyncio.sleep(0.01)
+
+    run_parted(body)
+
+
+def test_a_part_of_another_number_or_gone_or_broken_changes_nothing(
+    run_parted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(parted: Parted) -> None:
+        parted.api.put("chat-tenants", **INDEX)
+        parted.api.put_part(ONE, ONE)
+        await parted.until(ONE, ONE)
+        number = shard_of(_sha(ONE))
+        name, mark = f"chat-tenants-{number}", {"shard": f"{number}/{NUM_SHARDS}"}
+
+        async def told(what: str) -> None:
+            async with asyncio.timeout(10):
+                while what not in caplog.text:
+                    await asyncio.sleep(0.01)
+            assert parted.answer(ONE) == ONE
+
+        caplog.clear()
+        parted.api.put_part(ONE, mark=f"{number}/{2 * NUM_SHARDS}")
+        await told(f"ConfigMap {name}: is not part {number}/{NUM_SHARDS}")
+        parted.api.put(name, **mark, **{"tenants.json": "broken"})
+        await told(f"ConfigMap {name}: must be JSON")
+        parted.api.drop(name)
+        await told(f"ConfigMap {name}: is not there")
+        parted.api.put("chat-tenants", shards="64")  # of a newer operator
+        await told("shards must be 16, not '64'")
+        parted.api.drop("chat-tenants")
+        await told("ConfigMap chat-tenants: is not there")
+        assert parted.answer(OTHER) == 503
+
+    run_parted(body)
 
 
 class NoReplicas:

@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+from chairlift_gateway.metrics import MAX_TENANTS, GatewayMetrics
+from chairlift_protocol.metrics import GATEWAY_TENANT_REFUSED, GATEWAY_TENANT_TOKENS
+from chairlift_protocol.wire import OTHER_TENANTS, RequestClass
 
 pytestmark = pytest.mark.anyio
 
@@ -94,3 +99,27 @@ async def test_each_request_leaves_one_line_in_the_log(
         r"tenant=anonymous tokens=\d+",
         line,
     )
+
+
+def test_ten_thousand_tenants_have_a_bounded_number_of_series() -> None:
+    metrics, reasons = GatewayMetrics(), ("concurrency", "requests", "tokens", "unavailable")
+    for number in range(10_000):
+        for request_class in RequestClass:
+            metrics.count_tenant_tokens(f"tenant-{number}", request_class, 3)
+            for reason in reasons:
+                metrics.count_tenant_refused(f"tenant-{number}", request_class, reason)
+    series = {
+        family.name: {
+            (s.labels["tenant"], s.labels["class"], s.labels.get("reason")): s.value
+            for s in family.samples
+            if s.name.endswith("_total")
+        }
+        for family in text_string_to_metric_families(metrics.exposition().decode())
+        if "_tenant_" in family.name
+    }
+    num_named = (MAX_TENANTS + 1) * len(RequestClass)
+    tokens = series[GATEWAY_TENANT_TOKENS.removesuffix("_total")]
+    refused = series[GATEWAY_TENANT_REFUSED.removesuffix("_total")]
+    assert (len(tokens), len(refused)) == (num_named, num_named * len(reasons))
+    assert tokens[OTHER_TENANTS, "batch", None] == 3 * (10_000 - MAX_TENANTS)
+    assert sum(tokens.values()) == 3 * 2 * 10_000

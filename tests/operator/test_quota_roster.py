@@ -23,6 +23,7 @@ from chairlift_protocol.wire import RequestClass
 
 KEY = "ck-0123456789abcdef0123456789"
 OTHER_KEY = "ck-fedcba9876543210fedcba9876"
+EVERY_S = 4.0
 
 
 def _digest(key: str) -> str:
@@ -85,14 +86,14 @@ def test_gateways_understand_the_tenants_that_are_written() -> None:
         "batch-keys": read_keys("batch-keys", _secret(b=OTHER_KEY)),
     }
     roster = roster_of([_claim("acme", "acme", keys=sources)], secrets)
-    keys = parse_tenants(roster.tenants.encode())
+    keys = parse_tenants(roster.keys.whole.encode())
     for key, request_class in ((KEY, RequestClass.INTERACTIVE), (OTHER_KEY, RequestClass.BATCH)):
         caller = keys.find(key.encode())
         assert caller is not None
         assert (caller.tenant, caller.request_class) == ("acme", request_class)
     missing = roster.verdicts["acme"].keys_missing
     assert (missing.status, missing.reason) == (Truth.FALSE, "AllRead")
-    assert KEY not in roster.tenants
+    assert KEY not in roster.keys.whole
 
 
 def test_a_key_of_two_tenants_stays_the_older_ones() -> None:
@@ -100,7 +101,7 @@ def test_a_key_of_two_tenants_stays_the_older_ones() -> None:
     old = _claim("acme", "acme", keys=[{"secret": "keys"}])
     new = _claim("beta", "beta", "2026-01-02T00:00:00Z", keys=[{"secret": "keys"}])
     roster = roster_of([new, old], secrets)
-    caller = parse_tenants(roster.tenants.encode()).find(KEY.encode())
+    caller = parse_tenants(roster.keys.whole.encode()).find(KEY.encode())
     assert caller is not None and caller.tenant == "acme"
     assert roster.verdicts["beta"].keys_missing.reason == "KeyTaken"
 
@@ -126,7 +127,7 @@ def test_what_is_wrong_with_a_secret_of_keys_is_said_by_its_name(
     missing = roster.verdicts["acme"].keys_missing
     assert (missing.status, missing.reason) == (Truth.TRUE, reason)
     assert sentence in missing.message
-    assert json.loads(roster.tenants) == {"tenants": []}
+    assert json.loads(roster.keys.whole) == {"tenants": []}
 
 
 def test_one_bad_key_takes_nothing_from_the_good_ones() -> None:
@@ -144,27 +145,47 @@ def test_a_minute_is_not_known_before_a_minute_was_watched() -> None:
     ledger = Ledger()
     for at_s in range(0, 41, 5):
         ledger.note(at_s, {"acme/batch": Counts(1000 + at_s, 0, 2)})
-    assert ledger.use("acme/batch", 40) == Use(num_running=2, num_reserved=0)
-    assert ledger.use("beta/batch", 40) == Use()
+    assert ledger.use("acme/batch", 40, EVERY_S) == Use(num_running=2, num_reserved=0)
+    assert ledger.use("beta/batch", 40, EVERY_S) == Use()
     for at_s in range(45, 121, 5):
         ledger.note(at_s, {"acme/batch": Counts(1000 + at_s, 3, 1)})
-    assert ledger.use("acme/batch", 120) == Use(60, 0, 1, 0)
-    assert ledger.use("acme/batch", 120 + 16) == Use()
+    assert ledger.use("acme/batch", 120, EVERY_S) == Use(60, 0, 1, 0)
+    assert ledger.use("acme/batch", 120 + 16, EVERY_S) == Use()
 
 
 def test_readings_that_come_in_a_flurry_are_not_all_kept() -> None:
     ledger = Ledger()
     for number in range(650):
         ledger.note(number / 10, {"acme/batch": Counts(number, 0, 1)})
-    assert len(ledger._readings) <= 33
-    assert ledger.use("acme/batch", 65) == Use(600, 0, 1, 0)
+    assert len(ledger._readings["acme/batch"]) <= 33
+    assert ledger.use("acme/batch", 65, EVERY_S) == Use(600, 0, 1, 0)
 
 
 def test_an_account_that_was_forgotten_counts_from_zero_again() -> None:
     ledger = Ledger()
     for at_s, num_used in ((0, 500), (20, 700), (40, 30), (60, 50)):
         ledger.note(at_s, {"acme/batch": Counts(num_used, 0, 0)})
-    assert ledger.use("acme/batch", 60) == Use(200 + 30 + 20, 0, 0, 0)
+    assert ledger.use("acme/batch", 60, EVERY_S) == Use(200 + 30 + 20, 0, 0, 0)
+
+
+def test_of_many_tenants_that_are_read_seldom_the_last_minute_is_known_all_the_same() -> None:
+    ledger = Ledger()
+    for at_s in range(0, 401, 80):
+        ledger.note(at_s, {"acme/batch": Counts(8 * at_s, at_s, 2)})
+    assert ledger.use("acme/batch", 460, 80.0) == Use(480, 60, 2, 0)
+    assert ledger.use("acme/batch", 400 + 161, 80.0) == Use()
+
+
+def test_one_who_rests_takes_no_more_room_than_two_readings() -> None:
+    ledger = Ledger()
+    for at_s in range(0, 400, 4):
+        ledger.note(at_s, {"acme/batch": Counts(5, 1, 0)})
+    assert len(ledger._readings["acme/batch"]) == 2
+    assert ledger.use("acme/batch", 396, EVERY_S) == Use(0, 0, 0, 0)
+    ledger.note(400, {"acme/batch": Counts(9, 1, 0)})
+    assert ledger.use("acme/batch", 400, EVERY_S) == Use(4, 0, 0, 0)
+    ledger.keep_only(())
+    assert ledger.use("acme/batch", 400, EVERY_S) == Use()
 
 
 def _report(running: float | None, waiting: float | None = 0.0, **otherwise: Any) -> ReplicaReport:

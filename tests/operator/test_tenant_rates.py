@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chairlift_operator.quotas.key_ring import TenantKeys
 from chairlift_operator.quotas.ledger import Counts, Ledger
 from chairlift_operator.quotas.lowering import Lowering
 from chairlift_operator.quotas.rates import (
@@ -309,6 +310,9 @@ def test_whatever_is_seen_rates_stay_within_what_is_set_and_fall_slowly(
 # -- with what Redis tells -------------------------------------------------------------------------
 
 
+NO_KEYS = TenantKeys({})
+
+
 def _ledger(now_s: float, **rises: int) -> Ledger:
     """A minute of counters that end now. rises: by tenant, tokens a minute in batch work."""
     ledger = Ledger()
@@ -323,12 +327,14 @@ def test_only_tenants_that_ask_and_have_a_limit_of_tokens_are_lowered() -> None:
     limits = {"*/batch": Limits(), "*/interactive": Limits(9_000), "open/batch": Limits(),
               "calm/batch": Limits(9_000), "none/batch": Limits(0)}  # fmt: skip
     limits |= {f"{name}/batch": Limits(80_000) for name in ("busy", "more")}
-    roster = Roster({h: bound.to_json() for h, bound in limits.items()}, "", weights={"more": 3.0})
+    roster = Roster(
+        {h: bound.to_json() for h, bound in limits.items()}, NO_KEYS, weights={"more": 3.0}
+    )
     lowering, now_s = Lowering(), 1000.0
     for _ in range(100):
         now_s += ROUND_S
         ledger = _ledger(now_s, busy=70_000, more=70_000, open=50_000, calm=0, none=5_000)
-        lowering.turn(roster, ledger, Strain(now_s, True, CARRIED, 0.0), now_s)
+        lowering.turn(roster, ledger, Strain(now_s, True, CARRIED, 0.0), now_s, ROUND_S)
     assert lowering.rate("more/batch") == 3 * 1250 and lowering.rate("busy/batch") == 1250
     for holder in ("open/batch", "calm/batch", "none/batch", "new/batch", "*/interactive"):
         assert lowering.rate(holder) is None
@@ -337,34 +343,40 @@ def test_only_tenants_that_ask_and_have_a_limit_of_tokens_are_lowered() -> None:
 
 def test_tenants_without_a_quota_are_lowered_together_like_one_of_weight_one() -> None:
     limits = {"*/batch": Limits(80_000), "*/interactive": Limits(), "own/batch": Limits(80_000)}
-    roster = Roster({h: bound.to_json() for h, bound in limits.items()}, "", weights={"own": 4.0})
+    roster = Roster(
+        {h: bound.to_json() for h, bound in limits.items()}, NO_KEYS, weights={"own": 4.0}
+    )
     lowering, now_s = Lowering(), 1000.0
     for _ in range(100):
         now_s += ROUND_S
         strain = Strain(now_s, True, CARRIED, 0.0)
-        told = lowering.turn(roster, _ledger(now_s, own=70_000), strain, now_s)
+        told = lowering.turn(roster, _ledger(now_s, own=70_000), strain, now_s, ROUND_S)
     assert told == {"*/batch": 1000, "own/batch": 4000}
     assert lowering.rate("stranger/batch") == 1000
 
 
 def test_requests_that_hold_tokens_and_refusals_are_demand_too() -> None:
-    roster = Roster({"a/batch": Limits(80_000).to_json(), "b/batch": Limits(80_000).to_json()}, "")
+    roster = Roster(
+        {"a/batch": Limits(80_000).to_json(), "b/batch": Limits(80_000).to_json()}, NO_KEYS
+    )
     for one, alone in ((Counts(0, 0, 3, 50_000), 50_000), (Counts(0, 2, 0, 0), 80_000)):
         ledger = Ledger()
         for at_s in range(0, 61, 5):
             ledger.note(at_s, {"a/batch": Counts(0, 0, 0) if at_s < 60 else one})
         lowering = Lowering()
-        lowering.turn(roster, ledger, Strain(50.0, True, CARRIED, 0.0), 55.0)
+        lowering.turn(roster, ledger, Strain(50.0, True, CARRIED, 0.0), 55.0, ROUND_S)
         for now_s in (60.0, 64.0):
-            told = lowering.turn(roster, ledger, Strain(now_s, True, CARRIED, 0.0), now_s)
+            told = lowering.turn(roster, ledger, Strain(now_s, True, CARRIED, 0.0), now_s, ROUND_S)
         assert alone * 0.8 <= told["a/batch"] < alone
 
 
 def test_counters_that_could_not_be_read_lately_lower_nothing() -> None:
-    roster = Roster({"a/batch": Limits(80_000).to_json()}, "")
+    roster = Roster({"a/batch": Limits(80_000).to_json()}, NO_KEYS)
     lowering = Lowering()
     for now_s in (1000.0, 1004.0, 1008.0, 1012.0):
         strain = Strain(now_s, True, CARRIED, 0.0)
-        told = lowering.turn(roster, _ledger(1000.0, a=70_000), strain, now_s)
+        told = lowering.turn(roster, _ledger(1000.0, a=70_000), strain, now_s, ROUND_S)
     assert told
-    assert not lowering.turn(roster, _ledger(1000.0, a=70_000), Strain(1016.0, True), 1016.0)
+    assert not lowering.turn(
+        roster, _ledger(1000.0, a=70_000), Strain(1016.0, True), 1016.0, ROUND_S
+    )

@@ -345,6 +345,6 @@ def test_a_gateway_may_watch_its_own_tenants_and_no_other_configmap(
 ) -> None:
     rules = render(make_pool(quotas=QUOTAS))["Role/chat-gateway"]["rules"]
     (rule,) = [rule for rule in rules if "configmaps" in rule["resources"]]
-    assert rule["resourceNames"] == ["chat-tenants"]
+    assert rule["resourceNames"] == ["chat-tenants", *(f"chat-tenants-{n}" for n in range(16))]
     assert rule["verbs"] == ["get", "list", "watch"]
     assert not [rule for rule in rules if "secrets" in rule["resources"]]

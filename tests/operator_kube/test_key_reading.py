@@ -9,7 +9,14 @@ from typing import Any, cast
 import pytest
 
 from chairlift_operator.kube.api import ApiError
-from chairlift_operator.kube.key_reading import LEAST_S, MOST_AGAIN, READS_PER_S, KeyReader
+from chairlift_operator.kube.key_reading import (
+    LEAST_S,
+    MOST_AGAIN,
+    MOST_NEW,
+    NUM_AT_ONCE,
+    READS_PER_S,
+    KeyReader,
+)
 from chairlift_operator.quotas.key_secrets import SecretKeys
 
 
@@ -20,6 +27,7 @@ class Shelf:
         self.now_s = 1000.0
         self.asked: list[str] = []
         self.error: ApiError | None = None
+        self.is_cut = False
         self.reader = KeyReader(cast(Any, self), lambda: self.now_s)
 
     async def find(self, path: str) -> None:
@@ -31,7 +39,9 @@ class Shelf:
         """What is known, after a round; `asked` is of this one."""
         self.asked = []
         self.now_s += LEAST_S
-        return dict(asyncio.run(self.reader.read("team", names, set(fresh))))
+        reading = asyncio.run(self.reader.read("team", names, set(fresh)))
+        self.is_cut = reading.is_cut
+        return dict(reading.secrets)
 
 
 @pytest.fixture
@@ -47,8 +57,9 @@ def test_a_few_secrets_are_read_each_round(shelf: Shelf) -> None:
 
 def test_many_are_read_in_turn_and_each_within_its_time(shelf: Shelf) -> None:
     names = [f"s{number:04}" for number in range(1000)]
-    shelf.read(names)
-    assert len(shelf.asked) == 1000  # at first sight
+    for _ in range(1000 // MOST_NEW):
+        shelf.read(names)
+    assert set(shelf.reader._known) == {("team", name) for name in names}
     seen = list[str]()
     for _ in range(round(1000 / READS_PER_S / LEAST_S) + 1000 // MOST_AGAIN + 1):
         shelf.read(names)
@@ -62,6 +73,51 @@ def test_those_of_a_changed_quota_do_not_wait_for_their_turn(shelf: Shelf) -> No
     shelf.read(names)
     shelf.read(names, fresh=["s0123"])
     assert "s0123" in shelf.asked
+
+
+def test_so_many_new_ones_are_read_in_a_turn_and_the_rest_is_said_to_be_left(shelf: Shelf) -> None:
+    names = [f"s{number:04}" for number in range(MOST_NEW + 1)]
+    first = shelf.read(names)
+    assert shelf.is_cut and sum(read is None for read in first.values()) == 1
+    assert None not in shelf.read(names).values() and not shelf.is_cut
+
+
+def test_a_changed_quotas_secret_that_could_not_be_read_does_not_wait_for_its_turn(
+    shelf: Shelf,
+) -> None:
+    names = [f"s{number:04}" for number in range(200)]
+    shelf.read(names)
+    shelf.error = ApiError(503, "starting")
+    shelf.read(names, fresh=["s0123"])
+    shelf.error = None
+    assert shelf.now_s - 1000.0 < 200 / READS_PER_S  # so none is due again
+    shelf.read(names)
+    assert shelf.asked == ["s0123"]
+
+
+def test_changed_quotas_secrets_beyond_those_of_one_turn_are_the_nexts(shelf: Shelf) -> None:
+    names = [f"s{number:04}" for number in range(MOST_NEW + 1)]
+    for _ in range(2):
+        shelf.read(names)
+    shelf.read(names, fresh=names)
+    seen = set(shelf.asked)
+    shelf.read(names)
+    assert shelf.asked and seen | set(shelf.asked) == set(names)
+
+
+def test_a_server_that_is_away_is_not_asked_for_every_secret(shelf: Shelf) -> None:
+    shelf.error = ApiError(0, "the API server did not answer in time")
+    shelf.read([f"s{number:04}" for number in range(MOST_NEW + 1)])
+    assert len(shelf.asked) <= NUM_AT_ONCE and not shelf.is_cut
+
+
+def test_only_another_content_counts_as_a_change(shelf: Shelf) -> None:
+    shelf.read(["a"])
+    before = shelf.reader.num_changes
+    shelf.read(["a"])
+    assert shelf.reader.num_changes == before
+    shelf.read(["a", "b"])
+    assert shelf.reader.num_changes > before
 
 
 @pytest.mark.parametrize(

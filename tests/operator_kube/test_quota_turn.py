@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from chairlift_e2e.fake_tenants import KEY, MAP, REDIS, Team, tenants_of
+from chairlift_e2e.fake_tenants import MAP, REDIS, Team, tenants_of
 from chairlift_operator.kube.api import ApiError
-from chairlift_operator.kube.key_reading import KeyReader
 from chairlift_operator.kube.quota_seen import PoolSeen
-from chairlift_operator.kube.quota_turn import PoolQuotas, QuotaTools
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.rates import Strain
@@ -123,12 +121,8 @@ def test_an_api_server_that_is_away_takes_no_key_from_anybody(
         monkeypatch.setattr(team.kube, "find", away)
         await team.turn()
         assert tenants_of(team.kube) == {"acme"}
-        team.turns = PoolQuotas(KEY, QuotaTools(
-            team.tools.api, team.tools.stores, team.quotas,
-            KeyReader(team.tools.api, lambda: team.now_s), team.tools.redis, team.tools.settings,
-            lambda: team.now_s,
-        ))  # fmt: skip
-        await team.turn()  # another leader, which knows no key yet
+        team.lead_anew()
+        await team.turn()
         assert tenants_of(team.kube) == {"acme"}
         assert "acme/interactive" in team.redis.limits
         assert team.condition("acme", "KeysMissing")[0] == "Unknown"

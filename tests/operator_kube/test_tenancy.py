@@ -12,6 +12,7 @@ import pytest
 from chairlift_e2e.fake_tenants import KEY, Team
 from chairlift_operator.decisions import Condition, Truth
 from chairlift_operator.kube.paths import QUOTA
+from chairlift_operator.kube.quota_reporting import MOST_WRITES
 from chairlift_operator.kube.quota_seen import PoolSeen
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.kube.tenancy import ROUND_S, Tenancy
@@ -91,6 +92,22 @@ def test_a_written_status_is_no_news_of_a_quota(run_office: Any) -> None:
         office.team.set_quota("acme", "acme", interactive={"concurrency": 1})
         office.tenancy.changed(KEY)
         assert office.tenancy._changed == {KEY}
+
+    run_office(body)
+
+
+def test_what_a_turn_leaves_undone_does_not_wait_for_the_next_round(run_office: Any) -> None:
+    async def body(office: Office) -> None:
+        await office.until(lambda: office.limits())
+        names = [f"t{number}" for number in range(3 * MOST_WRITES)]
+        for name in names:
+            office.team.set_quota(name, name)
+        office.tenancy.wake(KEY)
+        objects = office.team.kube.objects
+        await office.until(
+            lambda: all(objects[QUOTA.path("team", name)]["status"] for name in names),
+            within_s=1.5 * ROUND_S,  # of three turns
+        )
 
     run_office(body)
 

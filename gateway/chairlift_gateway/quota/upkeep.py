@@ -146,13 +146,16 @@ class Upkeep:
         """What cannot be read leaves its holder with the last limits known of it."""
         limits: dict[str, Limits] = {}
         unread: set[str] = set()
+        parsed: dict[bytes, Limits] = {}  # many tenants have the same ones
         pages = self._client.hscan_iter(self._keys.limits, count=LIMITS_A_PAGE)
         async for name, text in pages:
             holder = _text(name)
             if holder is None or holder == REVISION_FIELD:
                 continue
             try:
-                limits[holder] = Limits.from_json(text)
+                if text not in parsed:
+                    parsed[text] = Limits.from_json(text)
+                limits[holder] = parsed[text]
             except LimitsError as error:
                 limits[holder] = self._keeper.limits.get(holder, UNLEARNT)
                 unread.add(holder)

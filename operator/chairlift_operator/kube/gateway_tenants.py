@@ -21,14 +21,14 @@ def tenant_arguments(pool: InferencePool) -> list[str]:
 
 
 def tenant_rules(pool: InferencePool) -> list[Json]:
-    """The pool's own ConfigMap of tenants, and no other."""
+    """The pool's own ConfigMaps of tenants, whether there are parts or not, and no others."""
     if pool.spec.quotas is None:
         return []
     return [
         {
             "apiGroups": [""],
             "resources": ["configmaps"],
-            "resourceNames": [names.tenants(pool.name)],
+            "resourceNames": [names.tenants(pool.name), *names.tenant_shards(pool.name)],
             "verbs": ["get", "list", "watch"],
         }
     ]

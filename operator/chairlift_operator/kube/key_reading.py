@@ -7,9 +7,12 @@ stays as it was known.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import heapq
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from chairlift_operator.kube.api import Api, ApiError
@@ -24,6 +27,18 @@ LEAST_S: Final = 3.5  # less than a round, so that each round reads
 # What reading Secrets again may cost the API server: beyond 70 of them each is read less often.
 READS_PER_S: Final = 20.0
 MOST_AGAIN: Final = 80  # in one turn, so that they do not all come due together for ever
+# Those of new and changed quotas are read at once; of so many that a turn takes a second or two.
+MOST_NEW: Final = 500
+NUM_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """secrets: by name, None where nothing is known. is_cut: there were more new ones than one turn
+    may read, and the API server answers."""
+
+    secrets: Mapping[str, SecretKeys | None]
+    is_cut: bool
 
 
 class KeyReader:
@@ -33,39 +48,52 @@ class KeyReader:
         self._api, self._now_s = api, now_s
         self._known: dict[SecretKey, SecretKeys] = {}
         self._read_at_s: dict[SecretKey, float] = {}
+        self._new: dict[SecretKey, None] = {}  # in the order in which they are to be read
+        self.num_changes = 0  # as long as it stays, so does what is known
 
-    async def read(
-        self, namespace: str, names: Iterable[str], fresh: Collection[str]
-    ) -> Mapping[str, SecretKeys | None]:
-        """By name; None where nothing is known. fresh: named by a changed quota, so read now."""
-        keys = [(namespace, name) for name in sorted(set(names))]
-        every_s = max(LEAST_S, len(self._read_at_s) / READS_PER_S)
-        now = [key for key in keys if key[1] in fresh or key not in self._known]
-        due_s = self._now_s() - every_s
-        again = [key for key in keys if key not in now and self._read_at_s[key] <= due_s]
-        again = sorted(again, key=lambda key: self._read_at_s[key])[:MOST_AGAIN]
-        for key in (*now, *again):
-            self._read_at_s[key] = self._now_s()
-            await self._read_one(key)
-        return {name: self._known.get((namespace, name)) for _, name in keys}
+    async def read(self, namespace: str, names: Collection[str], fresh: Collection[str]) -> Reading:
+        """fresh: named by a changed quota, so read first."""
+        keys = [(namespace, name) for name in dict.fromkeys(names)]
+        self._new |= {(namespace, name): None for name in sorted(fresh)}
+        self._new |= {key: None for key in keys if key not in self._known}
+        new = [key for key in self._new if key[0] == namespace]
+        due_s = self._now_s() - max(LEAST_S, len(self._read_at_s) / READS_PER_S)
+        again = (key for key in keys if key not in self._new and self._read_at_s[key] <= due_s)
+        oldest = heapq.nsmallest(MOST_AGAIN, again, key=lambda key: (self._read_at_s[key], key))
+        due = iter((*new[:MOST_NEW], *oldest))
+        answered = await asyncio.gather(*(self._work(due) for _ in range(NUM_AT_ONCE)))
+        known = {name: self._known.get((namespace, name)) for _, name in keys}
+        return Reading(known, len(new) > MOST_NEW and all(answered))
 
-    def keep_only(self, used: set[SecretKey]) -> None:
+    def keep_only(self, used: Collection[SecretKey]) -> None:
         """Forget those that no quota names any more."""
-        for key in self._read_at_s.keys() - used:
-            del self._read_at_s[key]
-            self._known.pop(key, None)
+        for known in (self._read_at_s, self._known, self._new):
+            for key in known.keys() - used:
+                del known[key]
 
-    async def _read_one(self, key: SecretKey) -> None:
-        namespace, name = key
-        try:
-            secret = await self._api.find(SECRET.path(namespace, name))
-        except ApiError as error:
-            logger.warning("%s/%s: its keys stay as they are known: %s", namespace, name, error)
-            if error.is_refusal:
-                told = f"Secret {name} cannot be read: {error}"
-                self._known.setdefault(key, SecretKeys(trouble=KeyTrouble("NotReadable", told)))
-            return
-        self._known[key] = read_keys(name, secret)
+    async def _work(self, due: Iterator[SecretKey]) -> bool:
+        """A server that does not answer is not asked for the rest of them: False."""
+        for key in due:
+            self._read_at_s[key] = self._now_s()
+            try:
+                secret = await self._api.find(SECRET.path(*key))
+            except ApiError as error:
+                logger.warning("%s/%s: its keys stay as they are known: %s", *key, error)
+                if error.is_refusal:
+                    told = f"Secret {key[1]} cannot be read: {error}"
+                    refused = SecretKeys(trouble=KeyTrouble("NotReadable", told))
+                    self._note(key, self._known.get(key, refused))
+                elif error.status == 0:
+                    return False
+                continue
+            self._note(key, read_keys(key[1], secret))
+        return True
+
+    def _note(self, key: SecretKey, read: SecretKeys) -> None:
+        self._new.pop(key, None)
+        if self._known.get(key) != read:
+            self._known[key] = read
+            self.num_changes += 1
 
 
 async def secret_text(api: Api, namespace: str, name: str, field: str) -> str | None:

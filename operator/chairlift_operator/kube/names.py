@@ -13,6 +13,7 @@ from chairlift_operator.api_group import PLURAL as PLURAL
 from chairlift_operator.api_group import QUOTA_KIND as QUOTA_KIND
 from chairlift_operator.api_group import QUOTA_PLURAL as QUOTA_PLURAL
 from chairlift_operator.api_group import VERSION as VERSION
+from chairlift_protocol.quota import NUM_SHARDS, shard_name
 from chairlift_protocol.wire import RequestClass
 
 # Who writes which fields: a manager each, so that no apply of a manifest ever touches a count, a
@@ -87,6 +88,11 @@ def policies(pool: str) -> str:
 def tenants(pool: str) -> str:
     """The ConfigMap in which gateways find whose each API key is."""
     return f"{pool}-tenants"
+
+
+def tenant_shards(pool: str) -> list[str]:
+    """Those that hold a part each, where one would be too large."""
+    return [shard_name(tenants(pool), number) for number in range(NUM_SHARDS)]
 
 
 def policy_key(request_class: RequestClass) -> str:

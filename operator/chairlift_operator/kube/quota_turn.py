@@ -8,17 +8,18 @@ gateways, limits go to Redis, and only then are new keys given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from chairlift_operator.decisions import Condition
-from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.children import Owner
-from chairlift_operator.kube.key_reading import KeyReader, SecretKey
+from chairlift_operator.kube.key_reading import KeyReader, Reading, SecretKey
 from chairlift_operator.kube.objects import PoolObjects, Stores
 from chairlift_operator.kube.owning import Foreign
+from chairlift_operator.kube.quota_claims import QuotaClaims
 from chairlift_operator.kube.quota_reporting import QuotaReporter
 from chairlift_operator.kube.quota_seen import PoolSeen
 from chairlift_operator.kube.quota_status import Standing, pool_condition, quota_status
@@ -28,10 +29,10 @@ from chairlift_operator.kube.spec_reading import SpecReader
 from chairlift_operator.kube.tenants_map import TenantsMap
 from chairlift_operator.kube.watching import PoolKey, Store
 from chairlift_operator.parsing import SpecError
-from chairlift_operator.quota_parsing import parse_quota
+from chairlift_operator.quota_status_model import TenantQuotaStatus
 from chairlift_operator.quotas.ledger import Ledger, Use
 from chairlift_operator.quotas.lowering import Lowering
-from chairlift_operator.quotas.roster import Claim, Roster, Verdict, all_refused, roster_of
+from chairlift_operator.quotas.roster import Roster, Verdict, all_refused, roster_of
 from chairlift_operator.quotas.store import QuotaStore, StoreError
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_quotas import Quotas
@@ -41,7 +42,10 @@ from chairlift_protocol.wire import RequestClass
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-Version = tuple[str, int]  # uid and generation of a quota: another one is another spec
+# A changed Secret, which nobody tells of, and a Redis that lost its data are found within this.
+ROUND_S: Final = 4.0
+# What so many use is read back in a turn, of more in turn: two commands for each class.
+MEASURED_A_TURN: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class QuotaTools:
 
 class PoolQuotas:
     """condition: for the pool's status; None where it has no quotas. weights: of its tenants; None
-    before they are known.
+    before they are known. is_behind: after a turn, whether the next is not to wait for its time.
     """
 
     def __init__(self, key: PoolKey, tools: QuotaTools) -> None:
@@ -76,41 +80,41 @@ class PoolQuotas:
         self._store: QuotaStore | None = None
         self._ledger = Ledger()
         self._lowering = Lowering()
-        self._reporter = QuotaReporter(tools.api, tools.now_s)
-        self._parsed: dict[Version, Claim] = {}
+        self._claims = QuotaClaims(key, tools.quotas)
+        self._reporter = QuotaReporter(tools.api, tools.now_s, self._claims)
+        self._roster: tuple[tuple[int, int], Roster] | None = None
+        self._next_part = 0
+        self.is_behind = False
 
     @property
-    def secrets(self) -> set[SecretKey]:
+    def secrets(self) -> frozenset[SecretKey]:
         """Those that its quotas name."""
-        return {(self.key[0], name) for name in _secrets(self._parsed.values())}
+        return self._claims.secret_keys
 
     @property
     def has_news(self) -> bool:
         """Whether its quotas are others than at the last turn; a status of theirs is no news."""
-        items = self._tools.quotas.of(self.key).values()
-        return {_version(item) for item in items} != self._parsed.keys()
+        return self._claims.has_news
 
     async def turn(self, body: Json | None) -> bool:
         """body: the pool, None where there is none. False: nothing is left to be looked after."""
-        items = dict(self._tools.quotas.of(self.key))  # as they are now: others may come meanwhile
-        known = self._parsed.keys()
-        claims = self._claims(items)
-        fresh = _secrets(self._parsed[version] for version in self._parsed.keys() - known)
+        fresh = self._claims.take()
+        self.is_behind = False
         pool = self._accepted(body)
         tenants = self._tenants(body) if pool is not None and body is not None else None
         if pool is None or pool.spec.quotas is None or tenants is None:
             self.condition, self.weights = None, {}
             await self._forget(pool, tenants)
             reason, told = _why_none(self.key[1], pool)
-            await self._report(items, all_refused(claims, reason, told), None)
-            return bool(items) or self._store is not None
+            await self._report(all_refused(self._claims.all, reason, told), None, ())
+            return bool(self._claims.all) or self._store is not None
         try:
-            roster, standing = await self._enforce(pool, pool.spec.quotas, claims, fresh, tenants)
+            roster, standing, part = await self._enforce(pool, pool.spec.quotas, fresh, tenants)
         except Foreign as error:
             logger.warning("%s/%s: its quotas are not looked after: %s", *self.key, error)
             return True
         self.condition, self.weights = pool_condition(standing), roster.weights
-        await self._report(items, roster.verdicts, standing)
+        await self._report(roster.verdicts, standing, part)
         return True
 
     def _accepted(self, body: Json | None) -> InferencePool | None:
@@ -124,53 +128,60 @@ class PoolQuotas:
             return self._pool
         return self._pool
 
-    def _claims(self, items: Mapping[str, Json]) -> list[Claim]:
-        """Each spec is parsed once."""
-        known, self._parsed = self._parsed, {}
-        for item in items.values():
-            version = _version(item)
-            self._parsed[version] = known.get(version) or _claim(item)
-        return list(self._parsed.values())
-
     async def _enforce(
-        self,
-        pool: InferencePool,
-        quotas: Quotas,
-        claims: list[Claim],
-        fresh: set[str],
-        tenants: TenantsMap,
-    ) -> tuple[Roster, Standing]:
-        """fresh: Secrets that changed quotas name. Raise Foreign where the pool is another
-        operator's."""
-        named = _secrets(claims)
-        secrets = await self._tools.keys.read(self.key[0], named, fresh)
-        roster = roster_of(claims, secrets)
-        standing = Standing(len(claims), quotas.on_redis_failure)
-        unread = [name for name, read in secrets.items() if read is None]
-        if unread:
-            standing = replace(standing, tenants=f"Secret {unread[0]} could not be read yet")
+        self, pool: InferencePool, quotas: Quotas, fresh: frozenset[str], tenants: TenantsMap
+    ) -> tuple[Roster, Standing, Sequence[str]]:
+        """fresh: Secrets that changed quotas name. Returns, too, which quotas were measured. Raise
+        Foreign where the pool is another operator's."""
+        reading = await self._tools.keys.read(self.key[0], self._claims.secrets, fresh)
+        self.is_behind = reading.is_cut
+        roster = self._roster_of(reading)
+        part = self._part_of(roster)
+        standing = Standing(len(roster.verdicts), quotas.on_redis_failure)
+        unread = next((name for name, read in reading.secrets.items() if read is None), None)
+        if unread is not None:
+            standing = replace(standing, tenants=f"Secret {unread} could not be read yet")
         else:
-            standing = await _written(tenants.take(pool, roster.tenants), standing)
+            standing = await _written(tenants.take(pool, roster.keys), standing)
         try:
-            await self._sync(quotas, roster)
+            await self._sync(quotas, roster, part)
         except StoreError as error:
             self._tools.redis.failed(self.key)
             standing = replace(standing, redis=str(error))
         standing = replace(standing, lowered=self._lowering.classes)
         if standing.redis is None and standing.tenants is None:
-            standing = await _written(tenants.write(pool, roster.tenants), standing)
-        return roster, standing
+            standing = await _written(tenants.write(pool, roster.keys), standing)
+        return roster, standing, part
 
-    async def _sync(self, quotas: Quotas, roster: Roster) -> None:
-        seen = self._fresh()
+    def _roster_of(self, reading: Reading) -> Roster:
+        """Made anew only where quotas or keys are others."""
+        basis = self._claims.num_edits, self._tools.keys.num_changes
+        if self._roster is None or self._roster[0] != basis:
+            roster = roster_of(self._claims.all, reading.secrets)
+            self._roster = basis, roster
+            self._ledger.keep_only(set(roster.holders(roster.verdicts)))
+        return self._roster[1]
+
+    def _part_of(self, roster: Roster) -> Sequence[str]:
+        """Those quotas whose turn it is to be measured."""
+        quotas = list(roster.verdicts)
+        begin = self._next_part if self._next_part < len(quotas) else 0
+        self._next_part = begin + MEASURED_A_TURN
+        return quotas[begin : self._next_part]
+
+    async def _sync(self, quotas: Quotas, roster: Roster, part: Sequence[str]) -> None:
+        seen, every_s = self._fresh(), _every_s(roster.verdicts)
         is_idle = seen is not None and seen.is_idle
         strain = seen.strain if seen is not None else None
-        rates = self._lowering.turn(roster, self._ledger, strain, self._tools.now_s())
+        rates = self._lowering.turn(roster, self._ledger, strain, self._tools.now_s(), every_s)
         if not self._tools.may_write():
             raise StoreError("this operator does not lead, or not any more")
         self._store = await self._tools.redis.of(self.key, quotas.redis)
+        # Those whose rates are moved are measured each time, as far as they are not too many.
+        asking = islice(self._ledger.asking(), MEASURED_A_TURN)
+        holders = tuple(dict.fromkeys((*roster.holders(part), *asking)))
         counts = await self._store.sync(
-            "/".join(self.key), roster.limits, roster.holders, is_idle=is_idle, rates=rates
+            "/".join(self.key), roster.limits, holders, is_idle=is_idle, rates=rates
         )
         self._ledger.note(self._tools.now_s(), counts)
 
@@ -198,29 +209,28 @@ class PoolQuotas:
         await self._tools.redis.drop(self.key)
 
     async def _report(
-        self, items: Mapping[str, Json], verdicts: Mapping[str, Verdict], standing: Standing | None
+        self, verdicts: Mapping[str, Verdict], standing: Standing | None, part: Sequence[str]
     ) -> None:
         now_s = self._tools.now_s()
-        for name, item in items.items():
-            verdict = verdicts[name]
-            use = {c: self._use(verdict.tenant, c, now_s) for c in RequestClass}
-            status = quota_status(
-                verdict,
-                standing,
-                use,
-                self._slot_share([each.num_running for each in use.values()]),
-                self._reporter.written(item),
-                int(item["metadata"].get("generation", 0)),
-                now_s,
-            )
-            await self._reporter.write(item, status)
-        self._reporter.keep_only({item["metadata"]["uid"] for item in items.values()})
+        every_s = _every_s(verdicts)
 
-    def _use(self, tenant: str | None, request_class: RequestClass, now_s: float) -> Use:
+        def status_of(name: str, item: Json, before: TenantQuotaStatus) -> TenantQuotaStatus:
+            use = {c: self._use(verdicts[name].tenant, c, now_s, every_s) for c in RequestClass}
+            share = self._slot_share([each.num_running for each in use.values()])
+            generation = int(item["metadata"].get("generation", 0))
+            return quota_status(verdicts[name], standing, use, share, before, generation, now_s)
+
+        await self._reporter.report(verdicts, standing, part, status_of)
+        self.is_behind |= self._reporter.is_behind
+
+    def _use(
+        self, tenant: str | None, request_class: RequestClass, now_s: float, every_s: float
+    ) -> Use:
         if tenant is None:
             return Use()
         holder = holder_of(tenant, request_class)
-        return replace(self._ledger.use(holder, now_s), lowered_to=self._lowering.rate(holder))
+        use = self._ledger.use(holder, now_s, every_s)
+        return replace(use, lowered_to=self._lowering.rate(holder))
 
     def _slot_share(self, num_running: list[int | None]) -> float | None:
         known = [number for number in num_running if number is not None]
@@ -231,28 +241,9 @@ class PoolQuotas:
         return min(1.0, sum(known) / num_slots)
 
 
-def _version(item: Json) -> Version:
-    return item["metadata"]["uid"], int(item["metadata"].get("generation", 0))
-
-
-def _secrets(claims: Iterable[Claim]) -> set[str]:
-    specs = [claim.spec for claim in claims if claim.spec is not None]
-    return {source.secret for spec in specs for source in spec.keys}
-
-
-def _claim(item: Json) -> Claim:
-    metadata = item["metadata"]
-    document = {
-        "apiVersion": names.API_VERSION,
-        "kind": names.QUOTA_KIND,
-        "metadata": {name: metadata[name] for name in ("name", "namespace")},
-        "spec": item.get("spec"),
-    }
-    created = str(metadata.get("creationTimestamp", ""))
-    try:
-        return Claim(metadata["name"], created, parse_quota(document).spec)
-    except SpecError as error:
-        return Claim(metadata["name"], created, None, " ".join(error.problems))
+def _every_s(quotas: Sized) -> float:
+    """How often each of so many is measured."""
+    return ROUND_S * -(-len(quotas) // MEASURED_A_TURN)
 
 
 def _why_none(name: str, pool: InferencePool | None) -> tuple[str, str]:

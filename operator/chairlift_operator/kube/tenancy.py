@@ -15,14 +15,13 @@ from typing import Any, Final
 from chairlift_operator.decisions import Condition
 from chairlift_operator.kube.quota_seen import PoolSeen
 from chairlift_operator.kube.quota_status import NOT_LISTED
+from chairlift_operator.kube.quota_turn import ROUND_S as ROUND_S
 from chairlift_operator.kube.quota_turn import PoolQuotas, QuotaTools
 from chairlift_operator.kube.watching import PoolKey
 
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
-# A changed Secret, which nobody tells of, and a Redis that lost its data are found within this.
-ROUND_S: Final = 4.0
 SETTLE_S: Final = 0.1
 NUM_AT_ONCE: Final = 16
 
@@ -130,6 +129,8 @@ class Tenancy:
                 del self._turns[key]
             if turn.condition != before:
                 self._on_condition(key)
+            if is_kept and turn.is_behind:
+                self.wake(key)
         except Exception:
             logger.exception("%s/%s: this turn of its quotas failed", *key)
         finally:

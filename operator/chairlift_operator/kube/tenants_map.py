@@ -1,13 +1,15 @@
-"""The ConfigMap in which gateways find whose each API key is: written, and set right again.
+"""The ConfigMaps in which gateways find whose each API key is: written, and set right again.
 
-Gateways watch it. A ConfigMap, because it holds hashes of long random keys, and because an operator
-that may not list Secrets cannot give a gateway the right to watch one.
+One, or where it would be too large one that says so, and a fixed number of others that hold a part
+each. Once parted keys stay so. Gateways watch them. ConfigMaps, because they hold hashes of long
+random keys, and because an operator that may not list Secrets cannot give a gateway the right to
+watch one.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
 from chairlift_operator.kube import names
 from chairlift_operator.kube.api import Api
@@ -15,11 +17,12 @@ from chairlift_operator.kube.children import Owner, owned
 from chairlift_operator.kube.objects import PoolObjects
 from chairlift_operator.kube.owning import check_name, check_ours
 from chairlift_operator.kube.paths import CONFIG_MAP, path_of
+from chairlift_operator.quotas.key_ring import TenantKeys, without_new
 from chairlift_operator.spec import InferencePool
-from chairlift_protocol.quota import TENANTS_KEY
+from chairlift_protocol.quota import NUM_SHARDS, SHARD_KEY, SHARDS_KEY, TENANTS_KEY, shard_mark
 
 Json = dict[str, Any]
-EMPTY: Final = '{"tenants":[]}'
+Data = dict[str, str]
 
 
 class TenantsMap:
@@ -28,52 +31,76 @@ class TenantsMap:
     def __init__(self, objects: PoolObjects, api: Api, owner: Owner) -> None:
         self._objects, self._api, self._owner = objects, api, owner
 
-    async def write(self, pool: InferencePool, document: str) -> None:
-        """Raise ApiError, or Foreign where the ConfigMap is somebody else's."""
-        live = self._live(pool)
-        if live is not None and (live.get("data") or {}) == {TENANTS_KEY: document}:
-            check_ours(live, self._owner)
-            return
-        metadata = {"name": names.tenants(pool.name)}
-        data = {TENANTS_KEY: document}
-        body = {"apiVersion": "v1", "kind": CONFIG_MAP.name, "metadata": metadata, "data": data}
-        manifest = owned(body, pool, self._owner)
-        if live is None:
-            await check_name(self._api, manifest, self._owner)
-        else:
-            check_ours(live, self._owner)
-        self._objects.note(await self._api.apply(path_of(manifest), manifest, names.FIELD_MANAGER))
+    async def write(self, pool: InferencePool, keys: TenantKeys) -> None:
+        """Raise ApiError, or Foreign where a ConfigMap is somebody else's."""
+        is_parted = keys.need_parts or self._is_parted(pool)
+        for name, data in _documents(pool, keys, is_parted):
+            await self._put(pool, name, data)
+        if is_parted:  # last, so that whoever reads it finds every part
+            await self._put(pool, names.tenants(pool.name), {SHARDS_KEY: str(NUM_SHARDS)})
 
-    async def take(self, pool: InferencePool, document: str) -> None:
-        """Of what gateways know, what the document does not have any more; nothing is given. Raise
-        as `write` does."""
-        live = self._live(pool)
-        if live is None:
-            return
-        known = _keys((live.get("data") or {}).get(TENANTS_KEY, EMPTY))
-        kept = []
-        for tenant in json.loads(document)["tenants"]:
-            keys = [key for key in tenant["keys"] if (tenant["tenant"], key["sha256"]) in known]
-            if keys:
-                kept.append({**tenant, "keys": keys})
-        await self.write(pool, json.dumps({"tenants": kept}, separators=(",", ":")))
+    async def take(self, pool: InferencePool, keys: TenantKeys) -> None:
+        """Of what gateways know, what is not there any more; nothing is given. Raise as `write`
+        does."""
+        self._check_ours(names.tenants(pool.name))
+        for name, data in _documents(pool, keys, self._is_parted(pool)):
+            known = _data(self._check_ours(name))
+            if data.items() <= known.items() or TENANTS_KEY not in known:
+                continue
+            try:
+                kept = without_new(data[TENANTS_KEY], known[TENANTS_KEY])
+            except ValueError:  # somebody broke it, so gateways keep what they knew before
+                continue
+            await self._put(pool, name, {**data, TENANTS_KEY: kept})
 
     async def remove(self, pool: InferencePool) -> None:
         """Of a pool that keeps no quotas any more. Raise as `write` does."""
-        live = self._live(pool)
+        for name in (names.tenants(pool.name), *names.tenant_shards(pool.name)):
+            live = self._check_ours(name)
+            if live is not None:
+                await self._api.delete(path_of(live), live["metadata"]["uid"])
+                self._objects.forget(live)
+
+    async def _put(self, pool: InferencePool, name: str, data: Data) -> None:
+        live = self._check_ours(name)
+        if live is not None and data.items() <= _data(live).items():
+            return
+        body = {
+            "apiVersion": "v1",
+            "kind": CONFIG_MAP.name,
+            "metadata": {"name": name},
+            "data": data,
+        }
+        manifest = owned(body, pool, self._owner)
+        if live is None:
+            await check_name(self._api, manifest, self._owner)
+        self._objects.note(await self._api.apply(path_of(manifest), manifest, names.FIELD_MANAGER))
+
+    def _check_ours(self, name: str) -> Json | None:
+        """What is there. Raise Foreign."""
+        live = self._live(name)
         if live is not None:
             check_ours(live, self._owner)
-            await self._api.delete(path_of(live), live["metadata"]["uid"])
-            self._objects.forget(live)
+        return live
 
-    def _live(self, pool: InferencePool) -> Json | None:
-        return self._objects.child(CONFIG_MAP.name, names.tenants(pool.name))
+    def _is_parted(self, pool: InferencePool) -> bool:
+        return SHARDS_KEY in _data(self._live(names.tenants(pool.name)))
+
+    def _live(self, name: str) -> Json | None:
+        return self._objects.child(CONFIG_MAP.name, name)
 
 
-def _keys(document: str) -> set[tuple[str, str]]:
-    """Tenant and digest of each; none of what somebody else wrote there."""
-    try:
-        listed = json.loads(document)["tenants"]
-        return {(each["tenant"], key["sha256"]) for each in listed for key in each["keys"]}
-    except (ValueError, KeyError, TypeError):
-        return set()
+def _documents(
+    pool: InferencePool, keys: TenantKeys, is_parted: bool
+) -> Iterator[tuple[str, Data]]:
+    """What the ConfigMaps that hold keys shall hold, by name."""
+    if not is_parted:
+        yield names.tenants(pool.name), {TENANTS_KEY: keys.whole}
+        return
+    for number, part in enumerate(keys.parts):
+        name = names.tenant_shards(pool.name)[number]
+        yield name, {SHARD_KEY: shard_mark(number), TENANTS_KEY: part}
+
+
+def _data(live: Json | None) -> Data:
+    return (live or {}).get("data") or {}

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 PoolKey = tuple[str, str]  # namespace, name
+Edition = tuple[str, int, Json]  # uid, generation, annotations
 SELECTOR: Final = f"{names.MANAGED_BY_LABEL}={names.MANAGED_BY},{names.POOL_LABEL}"
 _PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
@@ -42,6 +43,7 @@ class Store:
         self._pools: dict[PoolKey, dict[str, Json]] = defaultdict(dict)
         self._places: dict[tuple[str, str], PoolKey] = {}  # by namespace and name
         self._num_changes: dict[PoolKey, int] = defaultdict(int)
+        self._num_edits: dict[PoolKey, int] = defaultdict(int)
         self._on_change = on_change
 
     def of(self, key: PoolKey) -> dict[str, Json]:
@@ -57,6 +59,10 @@ class Store:
         """As long as it stays, so does everything that is kept of this pool."""
         return self._num_changes.get(key, 0)
 
+    def num_edits(self, key: PoolKey) -> int:
+        """Of what people write: as long as it stays, only statuses and labels changed."""
+        return self._num_edits.get(key, 0)
+
     def put(self, item: Json) -> None:
         """What is older than what is known is not put: our own writes come back first."""
         key, name = self._key_of(item), item["metadata"]["name"]
@@ -69,7 +75,7 @@ class Store:
         item["metadata"].pop("managedFields", None)
         self._pools[key][name] = interned(item)
         self._places[key[0], name] = key
-        self._changed(key)
+        self._changed(key, is_edit=known is None or edition(known) != edition(item))
 
     def drop(self, item: Json) -> None:
         namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
@@ -78,7 +84,7 @@ class Store:
             del self._pools[key][name]
             if not self._pools[key]:
                 del self._pools[key]
-            self._changed(key)
+            self._changed(key, is_edit=True)
 
     def replace(self, items: list[Json], namespace: str | None) -> None:
         """All there is, of one namespace or of every one."""
@@ -91,8 +97,9 @@ class Store:
         for item in items:
             self.put(item)
 
-    def _changed(self, key: PoolKey) -> None:
+    def _changed(self, key: PoolKey, *, is_edit: bool) -> None:
         self._num_changes[key] += 1
+        self._num_edits[key] += is_edit
         self._on_change(key)
 
 
@@ -156,6 +163,12 @@ def interned(value: Any) -> Any:
     if isinstance(value, list):
         return [interned(part) for part in value]
     return sys.intern(value) if type(value) is str else value
+
+
+def edition(item: Json) -> Edition:
+    """Another one has another spec, or somebody annotated it, which is how objects are touched."""
+    metadata = item["metadata"]
+    return _uid(item), int(metadata.get("generation", 0)), metadata.get("annotations", {})
 
 
 def _key(item: Json) -> PoolKey:

@@ -1,9 +1,13 @@
-"""What tenants used and were refused in the last minute, from counters that tell sums. Pure."""
+"""What tenants used and were refused in a minute, from counters that tell sums. Pure.
+
+Of many tenants each is read less often: then it is the minute before its last reading, and the
+first rise of it counts by the part that lies in that minute.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +29,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of one holder in the last minute; None is not known. num_running, num_reserved: now.
+    """Of one holder in a minute; None is not known. num_running, num_reserved: at the end of it.
 
     lowered_to: tokens a minute that it may use at most for now, where they are fewer than set.
     """
@@ -37,52 +41,64 @@ class Use:
     lowered_to: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    at_s: float
+    counts: Counts
+
+
 class Ledger:
-    """Readings of one pool's counters, as many as a minute needs."""
+    """Readings of one pool's counters, of each holder as many as a minute needs."""
 
     def __init__(self) -> None:
-        self._readings: deque[tuple[float, Mapping[str, Counts]]] = deque()
+        self._readings: dict[str, list[_Reading]] = {}
+        self._noted_at_s = -math.inf
 
     def note(self, at_s: float, counts: Mapping[str, Counts]) -> None:
-        if self._readings and at_s - self._readings[-1][0] < LEAST_GAP_S:
-            return
-        self._readings.append((at_s, counts))
-        while len(self._readings) > 1 and self._readings[1][0] <= at_s - WINDOW_S:
-            self._readings.popleft()
+        self._noted_at_s = at_s
+        for holder, read in counts.items():
+            known = self._readings.setdefault(holder, [])
+            if known and at_s - known[-1].at_s < LEAST_GAP_S:
+                continue
+            if len(known) > 1 and known[-2].counts == known[-1].counts == read:
+                known.pop()  # one who rests takes no more room
+            known.append(_Reading(at_s, read))
+            while len(known) > 1 and known[1].at_s <= at_s - WINDOW_S:
+                known.pop(0)
+
+    def keep_only(self, holders: Collection[str]) -> None:
+        for holder in self._readings.keys() - holders:
+            del self._readings[holder]
 
     def is_fresh(self, now_s: float) -> bool:
-        return bool(self._readings) and now_s - self._readings[-1][0] <= SLACK_S
+        """Whether any counter was read lately."""
+        return now_s - self._noted_at_s <= SLACK_S
 
-    def asking(self) -> list[str]:
+    def asking(self) -> Iterator[str]:
         """Holders that have requests now, or used or were refused anything since the first reading
-        that is kept."""
-        if not self._readings:
-            return []
-        first, latest = self._readings[0][1], self._readings[-1][1]
-        return [
-            holder
-            for holder, counts in latest.items()
-            if counts.num_running or counts != first.get(holder)
-        ]
+        that is kept, by what is known of each."""
+        for holder, known in self._readings.items():
+            latest = known[-1].counts
+            if latest.num_running or latest != known[0].counts:
+                yield holder
 
-    def use(self, holder: str, now_s: float) -> Use:
-        """Not known before a minute was watched, nor when the last reading is old."""
-        if not self.is_fresh(now_s):
+    def use(self, holder: str, now_s: float, every_s: float) -> Use:
+        """every_s: how often it is read. Not known before a minute was watched, nor when the last
+        reading is old."""
+        known = self._readings.get(holder)
+        if known is None or now_s - known[-1].at_s > max(SLACK_S, 2 * every_s):
             return Use()
-        latest = self._readings[-1][1].get(holder)
-        if latest is None:
-            return Use()
-        whole = [counts for _, counts in self._readings if holder in counts]
-        is_whole = len(whole) == len(self._readings)
-        if not is_whole or now_s - self._readings[0][0] < WINDOW_S - SLACK_S:
-            return Use(num_running=latest.num_running, num_reserved=latest.num_reserved)
-        pairs = [(a[holder], b[holder]) for a, b in zip(whole, whole[1:], strict=False)]
-        return Use(
-            sum(_rise(before.num_used, after.num_used) for before, after in pairs),
-            sum(_rise(before.num_refused, after.num_refused) for before, after in pairs),
-            latest.num_running,
-            latest.num_reserved,
-        )
+        latest = known[-1]
+        begin_s = latest.at_s - WINDOW_S
+        num_running, num_reserved = latest.counts.num_running, latest.counts.num_reserved
+        if known[0].at_s > begin_s + SLACK_S:
+            return Use(num_running=num_running, num_reserved=num_reserved)
+        num_used = num_refused = 0.0
+        for before, after in zip(known, known[1:], strict=False):
+            share = min(1.0, (after.at_s - begin_s) / (after.at_s - before.at_s))
+            num_used += share * _rise(before.counts.num_used, after.counts.num_used)
+            num_refused += share * _rise(before.counts.num_refused, after.counts.num_refused)
+        return Use(round(num_used), round(num_refused), num_running, num_reserved)
 
 
 def _rise(before: int, after: int) -> int:

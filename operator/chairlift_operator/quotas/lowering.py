@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from chairlift_operator.quotas.ledger import Ledger
+from chairlift_operator.quotas.ledger import Ledger, Use
 from chairlift_operator.quotas.rates import Asker, Lowered, Strain, lower
 from chairlift_operator.quotas.roster import Roster
 from chairlift_protocol.quota import DEFAULT_TENANT, Limits, default_holder
@@ -19,15 +19,21 @@ class Lowering:
         self._limits: Mapping[str, str] = {}
 
     def turn(
-        self, roster: Roster, ledger: Ledger, strain: Strain | None, now_s: float
+        self,
+        roster: Roster,
+        ledger: Ledger,
+        strain: Strain | None,
+        now_s: float,
+        every_s: float,
     ) -> Mapping[str, int]:
         """Tokens a minute by holder, of those that may use fewer than set for now. strain: None
-        where it is not known. Costs nothing while no interactive request waits."""
+        where it is not known. every_s: how often each holder is measured. Costs nothing while no
+        interactive request waits."""
         self._limits = roster.limits
         if not ledger.is_fresh(now_s):
             strain = None
         is_needed = bool(self._lowered.rates) or (strain is not None and strain.is_crowded)
-        askers = list(_askers(roster, ledger, now_s)) if is_needed else []
+        askers = list(_askers(roster, ledger, now_s, every_s)) if is_needed else []
         self._lowered = lower(askers, strain, self._lowered, now_s)
         return self._lowered.told
 
@@ -42,7 +48,7 @@ class Lowering:
         return frozenset(RequestClass(_class_of(holder)) for holder in self._lowered.told)
 
 
-def _askers(roster: Roster, ledger: Ledger, now_s: float) -> Iterable[Asker]:
+def _askers(roster: Roster, ledger: Ledger, now_s: float, every_s: float) -> Iterable[Asker]:
     """Those with a limit of tokens to be lowered. Tenants without a quota, of which nobody knows
     how many there are, count as one that asks for all that is set."""
     for holder in (*ledger.asking(), *(default_holder(c) for c in RequestClass)):
@@ -51,17 +57,17 @@ def _askers(roster: Roster, ledger: Ledger, now_s: float) -> Iterable[Asker]:
         if limit:
             weight = roster.weights.get(holder.rpartition("/")[0], 1.0)
             request_class = RequestClass(_class_of(holder))
-            yield Asker(holder, request_class, limit, _demand(ledger, holder, now_s), weight)
+            demand = _demand(ledger.use(holder, now_s, every_s))
+            yield Asker(holder, request_class, limit, demand, weight)
 
 
 def _class_of(holder: str) -> str:
     return holder.rpartition("/")[2]
 
 
-def _demand(ledger: Ledger, holder: str, now_s: float) -> float | None:
+def _demand(use: Use) -> float | None:
     """Tokens a minute: what was used, and what its requests still hold. Who was refused wants more
     than it gets, and how much more is not known."""
-    use = ledger.use(holder, now_s)
     if use.num_used is None or use.num_reserved is None or use.num_refused:
         return None
     return float(use.num_used + use.num_reserved)
