@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chairlift_cli.errors import CliError, writing
+from chairlift_cli.errors import CliError, check_writable, writing
 from chairlift_cli.pool_file import read_pool
 from chairlift_engine.simulator_profile import ProfileError, open_profile, simulated_kv_tokens
 from chairlift_operator.decisions import Truth
@@ -41,6 +41,8 @@ SAY_EVERY_S: Final = 2.0
 
 def run_simulate(args: argparse.Namespace) -> int:
     pool = read_pool(args.file, args.settings)
+    picture: Path = args.picture or Path(f"{pool.name}-simulated.png")
+    check_writable(picture)
     hardware = _hardware(args, pool)
     try:
         trace = scaled(read_trace(args.trace), args.rate, args.duration, args.seed)
@@ -64,11 +66,10 @@ def run_simulate(args: argparse.Namespace) -> int:
         print(line)
     from chairlift_simulation.picture import drawn, png  # with it comes matplotlib
 
-    path: Path = args.picture or Path(f"{pool.name}-simulated.png")
     title = f"{pool.name}: {args.trace}, {len(load.requests) / duration_s:.3g} requests/s"
-    with writing(path):
-        path.write_bytes(png(drawn(pool, result, title)))
-    print(f"picture: {path}")
+    with writing(picture):
+        picture.write_bytes(png(drawn(pool, result, title)))
+    print(f"picture: {picture}")
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
 from chairlift_cli.pool_file import read_quotas
+from chairlift_gateway.identity import TenantsError, TenantsFile
 from chairlift_operator.congestion import strain_of
 from chairlift_operator.control_loop import Tick
 from chairlift_operator.quotas.idle import has_idle_capacity
@@ -44,6 +45,8 @@ class TenantFiles:
 
 def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
     """Raise CliError where they do not fit the pool."""
+    if files.keys is not None:
+        _check_keys(files.keys)
     if pool.spec.quotas is None:
         if files.quotas is not None:
             raise CliError("--tenant-quotas: the pool keeps none: add spec.quotas.redis.url to it")
@@ -56,6 +59,15 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
     for option, path in (("--redis-password-file", files.password), ("--redis-ca-file", files.ca)):
         _text(option, path)
     roster_in(pool, files.quotas)
+
+
+def _check_keys(path: Path) -> None:
+    try:
+        TenantsFile(path)
+    except TenantsError as error:
+        raise CliError(
+            f"--tenants-file: {error}; `chairlift key create TENANT -f FILE` makes one"
+        ) from error
 
 
 def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:

@@ -121,11 +121,7 @@ class Identification:
         key = bearer_key(headers)
         known = self._by_header(headers) or self._by_key(key)
         if known is None and not self.serves_anonymous:
-            raise unauthorized(
-                "No API key was given; send one as `Authorization: Bearer KEY`."
-                if key is None
-                else "The API key is not known."
-            )
+            raise unauthorized(_without_key(headers) if key is None else "The API key is not known.")
         caller = known or Caller(ANONYMOUS, RequestClass.INTERACTIVE)
         is_batch = is_batch_path or (key is not None and self._is_batch_key(key))
         return Caller(caller.tenant, RequestClass.BATCH) if is_batch else caller
@@ -157,6 +153,12 @@ class Identification:
         digest = hashlib.sha256(key).hexdigest()
         matches = [hmac.compare_digest(digest, known) for known in self.batch_key_digests]
         return any(matches)
+
+
+def _without_key(headers: RawHeaders) -> str:
+    if find(headers, b"authorization") is None:
+        return "No API key was given; send one as `Authorization: Bearer KEY`."
+    return "The authorization header holds no Bearer key; write `Authorization: Bearer KEY`."
 
 
 def parse_tenants(content: bytes) -> Keys:

@@ -118,6 +118,8 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
         ({"passwordSecret": "p"}, TenantFiles(), "give --redis-password-file"),
         ({}, TenantFiles(password=Path("/none")), "--redis-password-file: cannot read /none"),
         ({}, TenantFiles(quotas=Path("/none")), "cannot read /none"),
+        (None, TenantFiles(keys=Path("/none")), "--tenants-file: cannot read /none.*key create"),
+        ({}, TenantFiles(keys=EXAMPLE), f"--tenants-file: {EXAMPLE}: must be JSON"),
         ({}, TenantFiles(quotas=Path("/dev/null")), "holds no TenantQuota of pool fleet"),
     ],
 )

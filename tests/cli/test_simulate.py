@@ -66,6 +66,8 @@ def test_its_journal_replays_to_the_letter_and_differs_under_another_objective(
     [
         ([*SHORT, "--trace", "nowhere.csv"], "nowhere.csv"),
         ([*SHORT, "--profile", "warp"], "warp"),
+        ([*SHORT, "--picture", "/nowhere/run.png"], "/nowhere is no folder"),
+        ([*SHORT, "--picture", "/"], "it is a folder; name a file"),
         (["replay", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
