@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,9 @@ from chairlift_operator.plan import Plan
 from chairlift_operator.snapshot import Snapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
+from chairlift_simulation.advice import advice, is_missed, replicas_line, verdict
 from chairlift_simulation.arrival_traces import Arrival, TraceError, read_trace
-from chairlift_simulation.conditions import NO_BACKLOG, Backlog, Conditions
+from chairlift_simulation.conditions import NO_BACKLOG, Backlog, Conditions, PoolResult
 from chairlift_simulation.fleet import Hardware
 from chairlift_simulation.laws import ChairliftLaw
 from chairlift_simulation.offered import Offered, offered, scaled
@@ -62,7 +63,8 @@ def run_simulate(args: argparse.Namespace) -> int:
         result = run.run(load.requests, duration_s, _backlog(args.batch_clients, trace, load, pool,
                                                              hardware, duration_s))  # fmt: skip
     watch.end(result.elapsed_s)
-    for line in _lines(Summary.of(pool, result, duration_s), watch, load, duration_s):
+    summary = Summary.of(pool, result, duration_s)
+    for line in (*_lines(summary, watch, load, duration_s), *_answer(pool, result, summary)):
         print(line)
     from chairlift_simulation.picture import drawn, png  # with it comes matplotlib
 
@@ -175,6 +177,14 @@ def _lines(summary: Summary, watch: _Watch, load: Offered, duration_s: float) ->
     if summary.num_batch_done:
         lines.insert(4, f"batch class    {summary.num_batch_done} requests done")
     return lines
+
+
+def _answer(pool: InferencePool, result: PoolResult, summary: Summary) -> Iterator[str]:
+    yield f"replicas       {replicas_line(pool, result.ticks)}"
+    yield f"objectives     {verdict(pool, summary)}"
+    if is_missed(pool, summary):
+        for line in advice(pool, result):
+            yield f"  {line}"
 
 
 def _counted(counts: dict[str, int]) -> str:

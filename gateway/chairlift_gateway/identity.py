@@ -25,6 +25,7 @@ from chairlift_protocol.quota import ANONYMOUS, TENANT_PATTERN
 from chairlift_protocol.wire import RequestClass
 
 REREAD_S: Final = 1.0
+NOT_KNOWN: Final = "The API key is not known."
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 logger = logging.getLogger("chairlift_gateway.identity")
@@ -121,7 +122,7 @@ class Identification:
         key = bearer_key(headers)
         known = self._by_header(headers) or self._by_key(key)
         if known is None and not self.serves_anonymous:
-            raise unauthorized(_without_key(headers) if key is None else "The API key is not known.")
+            raise unauthorized(_without_key(headers) if key is None else NOT_KNOWN)
         caller = known or Caller(ANONYMOUS, RequestClass.INTERACTIVE)
         is_batch = is_batch_path or (key is not None and self._is_batch_key(key))
         return Caller(caller.tenant, RequestClass.BATCH) if is_batch else caller
@@ -145,7 +146,7 @@ class Identification:
             raise not_yet_known()
         caller = keys.find(key)
         if caller is None and not is_batch_key:
-            raise unauthorized("The API key is not known.")
+            raise unauthorized(NOT_KNOWN)
         return caller
 
     def _is_batch_key(self, key: bytes) -> bool:
