@@ -17,6 +17,7 @@ from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
 from chairlift_cli.pool_file import read_quotas
 from chairlift_gateway.identity import TenantsError, TenantsFile
+from chairlift_gateway.quota.local_law import UNLEARNT
 from chairlift_operator.congestion import strain_of
 from chairlift_operator.control_loop import Tick
 from chairlift_operator.quotas.idle import has_idle_capacity
@@ -116,6 +117,26 @@ def roster_in(pool: InferencePool, path: Path | None) -> Roster:
     return roster
 
 
+def without_redis(pool: InferencePool) -> str:
+    """What holds while it is away, and what to do."""
+    assert pool.spec.quotas is not None
+    held, first = pool.spec.quotas.on_redis_failure, UNLEARNT
+    holds = {
+        "Local": (
+            "the gateway goes by the limits it last knew, and for a tenant of whom it knew none by "
+            f"{first.tokens_per_minute} tokens and {first.requests_per_minute} requests a minute "
+            f"and {first.concurrency} requests at the same time"
+        ),
+        "Allow": "the gateway admits everybody and charges afterwards",
+        "Deny": "the gateway refuses every request for tokens with 503",
+    }[held]
+    url = pool.spec.quotas.redis.url
+    return (
+        f"until it is back, {holds} (quotas.onRedisFailure: {held}); start a Redis at {url}, or "
+        "name another by --set quotas.redis.url=URL"
+    )
+
+
 def open_store(pool: InferencePool, files: TenantFiles) -> QuotaStore | None:
     """None for a pool without quotas."""
     if pool.spec.quotas is None:
@@ -176,9 +197,11 @@ class LocalQuotas:
             if self._roster is not None:
                 await self._sync(store, self._roster)
         except StoreError as error:
-            trouble = str(error)
+            trouble = f"{error}; {without_redis(self._pool)}"
         if trouble is not None and trouble != self._said:
             self._say(trouble)
+        if trouble is None and self._said is not None:
+            self._say("quotas are in force again")
         self._said = trouble
 
     async def _sync(self, store: QuotaStore, roster: Roster) -> None:

@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 
 from chairlift_cli.errors import CliError
-from chairlift_cli.tenants import LocalQuotas, TenantFiles, check_tenants, tenant_arguments
+from chairlift_cli.tenants import (
+    LocalQuotas,
+    TenantFiles,
+    check_tenants,
+    tenant_arguments,
+    without_redis,
+)
 from chairlift_gateway.config import parse_config
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.store import StoreError
 from chairlift_operator.spec import InferencePool
-from chairlift_operator.spec_parsing import parse_pool
+from chairlift_operator.spec_parsing import parse_pool, with_overrides
 from chairlift_protocol.quota import Limits
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tenants" / "fleet.yaml"
@@ -103,12 +109,30 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
         _replace(path, EXAMPLE.read_text().replace("concurrency: 8", "concurrency: 9"))
         store.fails = "Redis cannot be reached"
         await quotas.round(store)
-        assert said[1:] == ["Redis cannot be reached"]
+        assert said[1].startswith("Redis cannot be reached; until it is back, the gateway goes by")
         store.fails = None
-        await quotas.round(store)
+        for _ in range(2):
+            await quotas.round(store)
+        assert said[2:] == ["quotas are in force again"]
         assert Limits.from_json(store.limits["acme/interactive"]).concurrency == 9
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("mode", "holds"),
+    [
+        ("Local", "20000 tokens and 120 requests a minute and 8 requests at the same time"),
+        ("Allow", "admits everybody and charges afterwards"),
+        ("Deny", "refuses every request for tokens with 503"),
+    ],
+)
+def test_a_pool_whose_redis_is_away_says_what_holds_and_what_to_do(mode: str, holds: str) -> None:
+    pool = with_overrides(_pool({}), [f"quotas.onRedisFailure={mode}"])
+    told = without_redis(pool)
+    assert holds in told and f"(quotas.onRedisFailure: {mode})" in told
+    assert told.endswith("start a Redis at redis://127.0.0.1:6379/0, or name another by --set "
+                         "quotas.redis.url=URL")  # fmt: skip
 
 
 @pytest.mark.parametrize(
