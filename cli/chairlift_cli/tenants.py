@@ -197,7 +197,7 @@ class LocalQuotas:
             if self._roster is not None:
                 await self._sync(store, self._roster)
         except StoreError as error:
-            trouble = f"{error}; {without_redis(self._pool)}"
+            trouble = f"{str(error).rstrip('.')}; {without_redis(self._pool)}"
         if trouble is not None and trouble != self._said:
             self._say(trouble)
         if trouble is None and self._said is not None:

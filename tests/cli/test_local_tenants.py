@@ -107,7 +107,7 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
             assert store.limits == first and len(said) == 1
             assert said[0].startswith("quotas stay as they were: ")
         _replace(path, EXAMPLE.read_text().replace("concurrency: 8", "concurrency: 9"))
-        store.fails = "Redis cannot be reached"
+        store.fails = "Redis cannot be reached."
         await quotas.round(store)
         assert said[1].startswith("Redis cannot be reached; until it is back, the gateway goes by")
         store.fails = None
