@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,22 @@ ONE_FREE, ONE_FULL = [replica("a")], [FULL]
             "(80 % of bad requests: the batch size had yet to grow)",
         ),
         (
+            [],
+            LATE,
+            [ONE_FREE] * 5 + [[replica("a", batch_size=64)]],
+            "try --set interactive.replicas.min=2, one more than it had, or a longer "
+            "interactive.slo.timeToFirstToken.threshold "
+            "(100 % of bad requests: prompts queued and no replica was asked for)",
+        ),
+        (
+            [],
+            LATE,
+            [[replica("a"), replace(FULL, name="b", is_draining=True)]],
+            "try --set interactive.replicas.min=2, one more than it had, or a longer "
+            "interactive.slo.timeToFirstToken.threshold "
+            "(100 % of bad requests: prompts queued and no replica was asked for)",
+        ),
+        (
             ["interactive.replicas.max=1"],
             LATE,
             [ONE_FULL],
@@ -130,7 +147,7 @@ ONE_FREE, ONE_FULL = [replica("a")], [FULL]
             "(100 % of bad requests: tokens came too slowly)",
         ),
     ],
-    ids=["starting", "none ready", "ungrown", "maximum", "maximum and capacity", "capacity",
+    ids=["starting", "none ready", "ungrown", "free slots", "draining", "maximum", "maximum and capacity", "capacity",
          "batch size", "slots", "prompts", "gaps"],
 )  # fmt: skip
 def test_the_cause_of_most_bad_requests_says_what_to_try(
