@@ -39,7 +39,8 @@ def run_explain(args: argparse.Namespace) -> int:
 
 
 def _from_journal(path: Path) -> Iterator[str]:
-    told, learned = False, None
+    told = False
+    learned: StepCosts | None = None
     try:
         for step in replay(path):
             for decision in step.recorded.decisions:
