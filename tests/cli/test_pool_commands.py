@@ -86,9 +86,9 @@ REDIS = "  quotas: {redis: {url: 'redis://redis:6379/0'}}\n"
             "these files holds",
         ),
         (
-            POOL.replace("  name: fleet\n", "  name: fleet\n  namespace: team\n") + REDIS,
-            QUOTA,
-            "names pool fleet in namespace default",
+            POOL + REDIS,
+            QUOTA.replace("{name: acme}", "{name: acme, namespace: team}"),
+            "names pool fleet in namespace team",
         ),
         (
             POOL + REDIS,

@@ -147,8 +147,8 @@ ONE_FREE, ONE_FULL = [replica("a")], [FULL]
             "(100 % of bad requests: tokens came too slowly)",
         ),
     ],
-    ids=["starting", "none ready", "ungrown", "free slots", "draining", "maximum", "maximum and capacity", "capacity",
-         "batch size", "slots", "prompts", "gaps"],
+    ids=["starting", "none ready", "ungrown", "free slots", "draining", "maximum",
+         "maximum and capacity", "capacity", "batch size", "slots", "prompts", "gaps"],
 )  # fmt: skip
 def test_the_cause_of_most_bad_requests_says_what_to_try(
     settings: list[str],
