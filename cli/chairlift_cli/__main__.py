@@ -55,7 +55,7 @@ def _model_get(args: argparse.Namespace) -> int:
 def _validate(args: argparse.Namespace) -> int:
     from chairlift_cli.pool_file import run_validate
 
-    return run_validate(args.files)
+    return run_validate([*args.files, *args.more_files])
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -178,11 +178,13 @@ def _add_validate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         help="check pool files",
         description="Check InferencePool and TenantQuota files as the operator would, without a "
         "cluster.",
-        epilog="example: chairlift validate -f pool.yaml",
+        epilog="example: chairlift validate pool.yaml quotas.yaml",
         allow_abbrev=False,
     )
-    validate.add_argument("-f", "--file", type=Path, action="append", required=True,
-        metavar="FILE", dest="files", help="a pool, or TenantQuotas; repeatable")  # fmt: skip
+    add = validate.add_argument
+    add("files", nargs="*", type=Path, metavar="FILE", help="a pool, or TenantQuotas")
+    add("-f", "--file", type=Path, action="append", default=[], metavar="FILE",
+        dest="more_files", help="the same, as kubectl spells it; repeatable")  # fmt: skip
     validate.set_defaults(run=_validate)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,16 @@ class CliError(Exception):
     def __init__(self, message: str, exit_code: int = USAGE_EXIT_CODE) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def check_writable(path: Path) -> None:
+    """Raise CliError for a file that could not be written, before what it is for is done."""
+    if path.is_dir():
+        raise CliError(f"cannot write {path}: it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise CliError(f"cannot write {path}: {path.parent} is no folder; name an existing one")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise CliError(f"cannot write {path}: it is not allowed; name another")
 
 
 @contextmanager

@@ -11,13 +11,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from chairlift_cli.errors import FAILURE_EXIT_CODE, CliError
+from chairlift_cli.moments import moment
 from chairlift_operator.explaining import inputs_of
 from chairlift_operator.journal import JournalError, replay
+from chairlift_operator.step_time import StepCosts
 
 Json = dict[str, Any]
 RESOURCE: Final = "inferencepools.chairlift.dev"
@@ -39,19 +40,34 @@ def run_explain(args: argparse.Namespace) -> int:
 
 def _from_journal(path: Path) -> Iterator[str]:
     told = False
+    learned: StepCosts | None = None
     try:
         for step in replay(path):
             for decision in step.recorded.decisions:
                 told = True
-                at = datetime.fromtimestamp(decision.at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
                 inputs = inputs_of(decision, step.plan.replicas)
                 yield from _decision(
-                    at, decision.replica, decision.sentence, inputs, decision.enforced
-                )
+                    moment(decision.at_s), decision.replica, decision.sentence, inputs,
+                    decision.enforced,
+                )  # fmt: skip
+            learned = step.plan.memory.learned or learned
     except JournalError as error:
         raise CliError(f"--journal: {error}") from error
     if not told:
         yield "No decision was made."
+    if learned is not None:
+        yield f"Step times as learned, for simulate --profile: {_profile(learned)}"
+
+
+def _profile(costs: StepCosts) -> str:
+    """As a simulated engine takes it."""
+    known = {
+        "a_ms": costs.fixed_s,
+        "b_ms": costs.decode_s,
+        "c_ms": costs.prefill_s,
+        "d_ms": costs.kv_s,
+    }
+    return json.dumps({name: float(f"{1e3 * cost_s:.4g}") for name, cost_s in known.items()})
 
 
 def _from_status(pool: str, body: Json) -> Iterator[str]:

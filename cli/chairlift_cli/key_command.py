@@ -82,7 +82,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CliError(f"cannot read {path}: {error.strerror}") from error
     except TenantsError as error:
-        raise CliError(f"{path}: {error}") from error
+        raise CliError(
+            f"{path}: is no file of tenants ({error}): name another, which is made if there is none"
+        ) from error
     document: dict[str, Any] = json.loads(content)
     return document
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from chairlift_cli.errors import CliError
-from chairlift_operator.api_group import KIND, QUOTA_KIND
+from chairlift_operator.api_group import API_VERSION, KIND, QUOTA_KIND
+from chairlift_operator.parsing import shown
 from chairlift_operator.plain_yaml import NotYaml, read_yaml
 from chairlift_operator.quota_parsing import parse_quota
 from chairlift_operator.quota_spec import TenantQuota
@@ -21,16 +22,41 @@ Places = dict[tuple[str, str, str], str]
 
 def run_validate(files: Sequence[Path]) -> int:
     """Every file is looked at, whatever is wrong with those before it."""
+    if not files:
+        raise CliError("validate: name a file, such as pool.yaml")
     exit_code = 0
     places: Places = {}
+    valid: list[tuple[Path, InferencePool | TenantQuota]] = []
     for file in files:
         try:
-            for name in _validated(file, places):
-                print(f"{file}: {name} is valid")
+            valid += [(file, found) for found in _validated(file, places)]
         except CliError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             exit_code = error.exit_code
+    for file, found in valid:
+        print(f"{file}: {found.kind} {found.metadata.name} is valid")
+    for file, quota, doubt in _doubts(valid):
+        print(f"{file}: TenantQuota {quota}: {doubt}", file=sys.stderr)
     return exit_code
+
+
+def _doubts(
+    valid: Sequence[tuple[Path, InferencePool | TenantQuota]],
+) -> Iterator[tuple[Path, str, str]]:
+    """What may keep a valid quota from being in force; its pool may also lie in the cluster."""
+    pools = {(p.namespace, p.name): p for _, p in valid if isinstance(p, InferencePool)}
+    for file, quota in valid:
+        if not isinstance(quota, TenantQuota):
+            continue
+        namespace, name = quota.metadata.namespace, quota.spec.pool_ref.name
+        pool = pools.get((namespace, name))
+        if pool is None:
+            yield file, quota.name, (
+                f"spec.poolRef names pool {name} in namespace {namespace}, which none of these "
+                "files holds"
+            )  # fmt: skip
+        elif pool.spec.quotas is None:
+            yield file, quota.name, f"not in force before pool {name} has spec.quotas.redis.url"
 
 
 def read_quotas(path: Path, text: str) -> list[TenantQuota]:
@@ -53,19 +79,22 @@ def _quota(path: Path, number: int, num_documents: int, document: dict[str, Any]
         raise CliError(f"{path}: {which}{_listed(error.problems)}") from error
 
 
-def _validated(path: Path, places: Places) -> list[str]:
-    """Kind and name of each object; raise CliError."""
+def _validated(path: Path, places: Places) -> Sequence[InferencePool | TenantQuota]:
+    """Raise CliError."""
     text = read_text(path)
     try:
         documents = read_yaml(text)
     except NotYaml:
         documents = []  # said where it is read as what it should be
-    kinds = [document.get("kind") for document in documents if isinstance(document, dict)]
-    if kinds[:1] != [QUOTA_KIND]:
-        return [f"{KIND} {read_pool(path, ()).name}"]
-    quotas = read_quotas(path, text)
-    _check_tenants(path, quotas, places)
-    return [f"{QUOTA_KIND} {quota.name}" for quota in quotas]
+    first = next((each for each in documents if isinstance(each, dict)), {})
+    if first.get("kind") == QUOTA_KIND:
+        quotas = read_quotas(path, text)
+        _check_tenants(path, quotas, places)
+        return quotas
+    if first and first.get("kind") != KIND and first.get("apiVersion") != API_VERSION:
+        kind = f"its kind is {shown(first['kind'])}" if "kind" in first else "it names no kind"
+        raise CliError(f"{path}: is no {KIND} or {QUOTA_KIND}: {kind}; name another file")
+    return [read_pool(path, ())]
 
 
 def _check_tenants(path: Path, quotas: Sequence[TenantQuota], places: Places) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from chairlift_cli.errors import CliError
+from chairlift_cli.moments import moment
 from chairlift_operator.decisions import Decision
 from chairlift_operator.journal import JournalError, replay
 
@@ -39,11 +39,11 @@ def _differences(path: Path, settings: Sequence[str]) -> Iterator[str]:
         replayed.update(d.field for d in after)
         was, now = {_what(d) for d in before}, {_what(d) for d in after}
         num_differing += was != now
-        at = datetime.fromtimestamp(step.recorded.snapshot.taken_at_s, UTC)
+        at = moment(step.recorded.snapshot.taken_at_s)
         for decisions, others, mark in ((before, now, "-"), (after, was, "+")):
             for decision in decisions:
                 if _what(decision) not in others:
-                    yield f"{at:%H:%M:%S} {mark} {decision.replica}: {decision.sentence}"
+                    yield f"{at} {mark} {decision.replica}: {decision.sentence}"
     changed = " under the settings" if settings else ""
     yield (
         f"{num_ticks} ticks, {num_differing} decided differently{changed}: "

@@ -10,13 +10,13 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chairlift_cli.errors import CliError, writing
+from chairlift_cli.errors import CliError, check_writable, writing
 from chairlift_cli.pool_file import read_pool
 from chairlift_engine.simulator_profile import ProfileError, open_profile, simulated_kv_tokens
 from chairlift_operator.decisions import Truth
@@ -27,8 +27,9 @@ from chairlift_operator.plan import Plan
 from chairlift_operator.snapshot import Snapshot
 from chairlift_operator.spec import InferencePool
 from chairlift_protocol.wire import RequestClass
+from chairlift_simulation.advice import advice, is_missed, replicas_line, verdict
 from chairlift_simulation.arrival_traces import Arrival, TraceError, read_trace
-from chairlift_simulation.conditions import NO_BACKLOG, Backlog, Conditions
+from chairlift_simulation.conditions import NO_BACKLOG, Backlog, Conditions, PoolResult
 from chairlift_simulation.fleet import Hardware
 from chairlift_simulation.laws import ChairliftLaw
 from chairlift_simulation.offered import Offered, offered, scaled
@@ -41,6 +42,8 @@ SAY_EVERY_S: Final = 2.0
 
 def run_simulate(args: argparse.Namespace) -> int:
     pool = read_pool(args.file, args.settings)
+    picture: Path = args.picture or Path(f"{pool.name}-simulated.png")
+    check_writable(picture)
     hardware = _hardware(args, pool)
     try:
         trace = scaled(read_trace(args.trace), args.rate, args.duration, args.seed)
@@ -60,15 +63,15 @@ def run_simulate(args: argparse.Namespace) -> int:
         result = run.run(load.requests, duration_s, _backlog(args.batch_clients, trace, load, pool,
                                                              hardware, duration_s))  # fmt: skip
     watch.end(result.elapsed_s)
-    for line in _lines(Summary.of(pool, result, duration_s), watch, load, duration_s):
+    summary = Summary.of(pool, result, duration_s)
+    for line in (*_lines(summary, watch, load, duration_s), *_answer(pool, result, summary)):
         print(line)
     from chairlift_simulation.picture import drawn, png  # with it comes matplotlib
 
-    path: Path = args.picture or Path(f"{pool.name}-simulated.png")
     title = f"{pool.name}: {args.trace}, {len(load.requests) / duration_s:.3g} requests/s"
-    with writing(path):
-        path.write_bytes(png(drawn(pool, result, title)))
-    print(f"picture: {path}")
+    with writing(picture):
+        picture.write_bytes(png(drawn(pool, result, title)))
+    print(f"picture: {picture}")
     return 0
 
 
@@ -174,6 +177,14 @@ def _lines(summary: Summary, watch: _Watch, load: Offered, duration_s: float) ->
     if summary.num_batch_done:
         lines.insert(4, f"batch class    {summary.num_batch_done} requests done")
     return lines
+
+
+def _answer(pool: InferencePool, result: PoolResult, summary: Summary) -> Iterator[str]:
+    yield f"replicas       {replicas_line(pool, result.ticks)}"
+    yield f"objectives     {verdict(pool, summary)}"
+    if is_missed(pool, summary):
+        for line in advice(pool, result):
+            yield f"  {line}"
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -16,6 +16,8 @@ from typing import Final
 from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
 from chairlift_cli.pool_file import read_quotas, read_text
+from chairlift_gateway.identity import TenantsError, TenantsFile
+from chairlift_gateway.quota.local_law import UNLEARNT
 from chairlift_operator.congestion import strain_of
 from chairlift_operator.control_loop import Tick
 from chairlift_operator.gateway_arguments import gateway_arguments
@@ -46,6 +48,8 @@ class TenantFiles:
 
 def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
     """Raise CliError where they do not fit the pool."""
+    if files.keys is not None:
+        _check_keys(files.keys)
     if pool.spec.quotas is None:
         if files.quotas is not None:
             raise CliError("--tenant-quotas: the pool keeps none: add spec.quotas.redis.url to it")
@@ -58,6 +62,15 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
     for option, path in ((PASSWORD_OPTION, files.password), ("--redis-ca-file", files.ca)):
         _text(option, path)
     roster_in(pool, files.quotas, _quotas_text(files.quotas))
+
+
+def _check_keys(path: Path) -> None:
+    try:
+        TenantsFile(path)
+    except TenantsError as error:
+        raise CliError(
+            f"--tenants-file: {error}; `chairlift key create TENANT -f FILE` makes one"
+        ) from error
 
 
 def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
@@ -107,6 +120,26 @@ def roster_in(pool: InferencePool, path: Path | None, text: str) -> Roster:
         if verdict.tenant is None:
             raise CliError(f"{path}: TenantQuota {name}: {verdict.accepted.message}")
     return roster
+
+
+def without_redis(pool: InferencePool) -> str:
+    """What holds while it is away, and what to do."""
+    assert pool.spec.quotas is not None
+    held, first = pool.spec.quotas.on_redis_failure, UNLEARNT
+    holds = {
+        "Local": (
+            "the gateway goes by the limits it last knew, and for a tenant of whom it knew none by "
+            f"{first.tokens_per_minute} tokens and {first.requests_per_minute} requests a minute "
+            f"and {first.concurrency} requests at the same time"
+        ),
+        "Allow": "the gateway admits everybody and charges afterwards",
+        "Deny": "the gateway refuses every request for tokens with 503",
+    }[held]
+    url = pool.spec.quotas.redis.url
+    return (
+        f"until it is back, {holds} (quotas.onRedisFailure: {held}); start a Redis at {url}, or "
+        "name another by --set quotas.redis.url=URL"
+    )
 
 
 def open_store(pool: InferencePool, files: TenantFiles) -> QuotaStore | None:
@@ -170,9 +203,11 @@ class LocalQuotas:
             if self._roster is not None:
                 await self._sync(store, self._roster)
         except StoreError as error:
-            trouble = str(error)
+            trouble = f"{str(error).rstrip('.')}; {without_redis(self._pool)}"
         if trouble is not None and trouble != self._said:
             self._say(trouble)
+        if trouble is None and self._said is not None:
+            self._say("quotas are in force again")
         self._said = trouble
 
     async def _sync(self, store: QuotaStore, roster: Roster) -> None:

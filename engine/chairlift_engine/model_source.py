@@ -68,7 +68,10 @@ def _from_file(path: str) -> Path:
     if not folder.is_absolute():
         raise ModelSourceError(f"model.source: 'file://{path}' must hold an absolute path")
     if not (folder / "config.json").is_file():
-        raise ModelSourceError(f"model.source: {folder} holds no config.json")
+        why = "holds no config.json" if folder.is_dir() else "is no folder"
+        raise ModelSourceError(
+            f"model.source: {folder} {why}: name the folder of config.json, tokenizer and weights"
+        )
     return folder
 
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from chairlift_gateway.headers import RawHeaders, bearer_key, find_all
+from chairlift_gateway.headers import RawHeaders, bearer_key, find, find_all
 from chairlift_gateway.openai_errors import not_yet_known, unauthorized
 from chairlift_protocol.quota import ANONYMOUS, TENANT_PATTERN
 from chairlift_protocol.wire import RequestClass
 
 REREAD_S: Final = 1.0
+NOT_KNOWN: Final = "The API key is not known."
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 logger = logging.getLogger("chairlift_gateway.identity")
@@ -131,11 +132,7 @@ class Identification:
         key = bearer_key(headers)
         known = self._by_header(headers) or self._by_key(key)
         if known is None and not self.serves_anonymous:
-            raise unauthorized(
-                "No API key was given; send one as `Authorization: Bearer KEY`."
-                if key is None
-                else "The API key is not known."
-            )
+            raise unauthorized(_without_key(headers) if key is None else NOT_KNOWN)
         caller = known or Caller(ANONYMOUS, RequestClass.INTERACTIVE)
         is_batch = is_batch_path or (key is not None and self._is_batch_key(key))
         return Caller(caller.tenant, RequestClass.BATCH) if is_batch else caller
@@ -166,7 +163,7 @@ class Identification:
                 return None
             raise not_yet_known() from None
         if caller is None and not is_batch_key:
-            raise unauthorized("The API key is not known.")
+            raise unauthorized(NOT_KNOWN)
         return caller
 
     def _is_batch_key(self, key: bytes) -> bool:
@@ -181,6 +178,12 @@ def _find(keys: KeyBook | None, key: bytes) -> Caller | None:
     if keys is None:
         raise NotLearnt
     return keys.find(key)
+
+
+def _without_key(headers: RawHeaders) -> str:
+    if find(headers, b"authorization") is None:
+        return "No API key was given; send one as `Authorization: Bearer KEY`."
+    return "The authorization header holds no Bearer key; write `Authorization: Bearer KEY`."
 
 
 def parse_tenants(content: bytes) -> Keys:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -22,6 +23,8 @@ from chairlift_operator.api_group import API_VERSION
 from chairlift_operator.plain_yaml import NotYaml, read_yaml
 
 _TAGS = frozenset({"named", "file", "costs"})  # of the profile union; not part of the user's path
+_TOP_FIELDS = ("apiVersion", "kind", "metadata", "spec")
+_PERCENTAGE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%?\s*")
 _SHORT = reprlib.Repr()  # of what a user gave: never the whole of a huge or endless value
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
 _T = TypeVar("_T")
@@ -45,6 +48,10 @@ class Form(Generic[_T]):
 
     def parse(self, source: str | Mapping[str, Any]) -> _T:
         document = self._load(source) if isinstance(source, str) else dict(source)
+        if not any(name in document for name in _TOP_FIELDS):
+            # Some other file: every field of it would be wrong, and every one of ours missing.
+            known = ", ".join(_TOP_FIELDS)
+            raise SpecError([f"is no {self._kind}: it has none of {known}; give another file."])
         problems = self._header_problems(document)
         header = {"apiVersion": API_VERSION, "kind": self._kind}
         try:
@@ -114,9 +121,12 @@ def _sentence(detail: ErrorDetails, root: type[Any]) -> str:
 
 
 def _hint(location: list[str], given: object) -> str:
+    if location[-1:] != ["objective"]:
+        return ""
+    if isinstance(given, str) and (number := _PERCENTAGE.fullmatch(given)):
+        return f": write {number[1]}"
     is_share = isinstance(given, float) and 0 < given < 1
-    is_percentage = location[-1:] == ["objective"]
-    return ": it is a percentage, such as 95" if is_percentage and is_share else ""
+    return ": it is a percentage, such as 95" if is_share else ""
 
 
 def _location(parts: Sequence[int | str]) -> list[str]:

@@ -18,6 +18,7 @@ from random import Random
 from typing import Final
 
 PREFIX_BLOCK_TOKENS: Final = 512
+_LENGTHS: Final = ("prompt_tokens", "output_tokens")
 _FOLDER: Final = Path(__file__).parent / "traces"
 NAMES: Final = ("azure-conv", "azure-code", "mooncake-conversation", "mooncake-synthetic")
 
@@ -52,40 +53,54 @@ def read_trace(name: str) -> list[Arrival]:
     try:
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
         arrivals = list(_parsed(csv.DictReader(io.StringIO(text))))
-    except (ValueError, KeyError, TypeError, EOFError, gzip.BadGzipFile) as error:
-        raise TraceError(
-            f"trace {name!r}: must be CSV with arrival_s (or gap_ms), prompt_tokens and "
-            f"output_tokens: {error}"
-        ) from error
+    except (ValueError, EOFError, gzip.BadGzipFile, csv.Error) as error:
+        raise TraceError(f"trace {name!r}: {error}") from error
     if not arrivals:
         raise TraceError(f"trace {name!r}: holds no request")
     return arrivals
 
 
 def _parsed(rows: csv.DictReader[str]) -> Iterator[Arrival]:
+    """Raise ValueError, which says in which line and column."""
+    columns = rows.fieldnames or ()
+    when = "arrival_s" if "arrival_s" in columns else "gap_ms"
+    if missing := [name for name in (when, *_LENGTHS) if name not in columns]:
+        wanted = f"arrival_s (or gap_ms), {' and '.join(_LENGTHS)}"
+        raise ValueError(f"must be CSV with {wanted}; its first line lacks {', '.join(missing)}")
     at_s = 0.0
     for row in rows:
-        before_s = at_s
-        at_s = float(row["arrival_s"]) if "arrival_s" in row else at_s + int(row["gap_ms"]) / 1e3
-        arrival = Arrival(
-            at_s,
-            int(row["prompt_tokens"]),
-            int(row["output_tokens"]),
-            tuple(_blocks(row.get("prefix_blocks") or "")),
-        )
-        if not before_s <= at_s < math.inf or min(row_lengths(arrival)) < 1:
-            raise ValueError(f"line {rows.line_num}: times must not fall, lengths be 1 or more")
-        yield arrival
+        line, before_s = f"line {rows.line_num}", at_s
+        told = _number(line, when, row[when])
+        at_s = told if when == "arrival_s" else at_s + told / 1e3
+        if at_s < before_s:
+            raise ValueError(f"{line}, {when}: times must not fall, and {at_s:g} s is before "
+                             f"{before_s:g} s")  # fmt: skip
+        lengths = [_number(line, name, row[name]) for name in _LENGTHS]
+        for name, length in zip(_LENGTHS, lengths, strict=True):
+            if length < 1 or length != int(length):
+                raise ValueError(f"{line}, {name}: must be 1 or more whole tokens, not {row[name]}")
+        blocks = _blocks(f"{line}, prefix_blocks", row.get("prefix_blocks") or "")
+        yield Arrival(at_s, int(lengths[0]), int(lengths[1]), tuple(blocks))
 
 
-def row_lengths(arrival: Arrival) -> tuple[int, int]:
-    return arrival.prompt_tokens, arrival.output_tokens
+def _number(line: str, column: str, text: str | None) -> float:
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        told = f"{text!r:.40}" if text else "nothing"
+        raise ValueError(f"{line}, {column}: must be a number, not {told}")
+    return number
 
 
-def _blocks(text: str) -> Iterator[int]:
+def _blocks(where: str, text: str) -> Iterator[int]:
     for run in text.split():
         first, dash, last = run.partition("-")
-        yield from range(int(first), int(last if dash else first) + 1)
+        last = last if dash else first
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+            raise ValueError(f"{where}: must be ids or runs a-b between blanks, not {run!r:.40}")
+        yield from range(int(first), int(last) + 1)
 
 
 def at_mean_rate(

@@ -95,6 +95,10 @@ class TickState:
     replicas: tuple[ReplicaState, ...]
     num_held: int
 
+    def wanted(self, request_class: RequestClass) -> list[ReplicaState]:
+        """Those that serve or start to."""
+        return [r for r in self.replicas if r.request_class is request_class and not r.is_draining]
+
     def num_ready(self, request_class: RequestClass) -> int:
         return sum(r.is_ready and r.request_class is request_class for r in self.replicas)
 

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from chairlift_operator.decisions import WORDS
 from chairlift_operator.spec import InferencePool
@@ -18,6 +19,27 @@ from chairlift_simulation.conditions import PoolResult
 from chairlift_simulation.records import Journey, TickState, of_class
 
 INTERACTIVE, BATCH = RequestClass.INTERACTIVE, RequestClass.BATCH
+
+
+class Standing(StrEnum):
+    """How the pool stood when a bad request came: the first of these that was so."""
+
+    SLOW_TOKENS = "tokens came too slowly"
+    NONE_READY = "no replica was ready"
+    STARTING = "replicas were starting"
+    UNGROWN = "the batch size had yet to grow"
+    ALL_RUN = "all replicas that may run did"
+    SLOTS_TAKEN = "every slot was taken and no replica was asked for"
+    PROMPTS_QUEUED = "prompts queued and no replica was asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRequest:
+    """tick: the last one before it came."""
+
+    journey: Journey
+    tick: TickState
+    standing: Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +98,44 @@ class Summary:
                     WORDS[d.field] for d in result.decisions if d.enforced and d.before != d.after
                 )
             ),
-            bad_while=dict(Counter(_standings(pool, result, own)).most_common()),
+            bad_while=dict(
+                Counter(str(bad.standing) for bad in bad_requests(pool, result)).most_common()
+            ),
         )
 
 
-def _standings(pool: InferencePool, result: PoolResult, own: Sequence[Journey]) -> Iterator[str]:
-    """Of each bad request, how the pool stood at the tick before it came."""
+def bad_requests(pool: InferencePool, result: PoolResult) -> Iterator[BadRequest]:
+    """The interactive ones, by arrival."""
     slo, times_s = pool.spec.interactive.slo, [tick.at_s for tick in result.ticks]
-    for journey in own:
+    grown_s = _grown_s(result.ticks)
+    for journey in of_class(result.journeys, INTERACTIVE):
         if not journey.is_good(slo):
-            index = max(0, bisect_right(times_s, journey.request.due_s) - 1)
-            yield _standing(pool, result.ticks[index], journey)
+            tick = result.ticks[max(0, bisect_right(times_s, journey.request.due_s) - 1)]
+            yield BadRequest(journey, tick, _standing(pool, tick, journey, grown_s))
 
 
-def _standing(pool: InferencePool, tick: TickState, journey: Journey) -> str:
+def _standing(pool: InferencePool, tick: TickState, journey: Journey, grown_s: float) -> Standing:
     slo = pool.spec.interactive.slo
     if journey.met_first_token(slo) and journey.error is None:
-        return "tokens came too slowly"
-    own = [r for r in tick.replicas if r.request_class is INTERACTIVE and not r.is_draining]
+        return Standing.SLOW_TOKENS
+    own = tick.wanted(INTERACTIVE)
     if not any(r.is_ready for r in own):
-        return "no replica was ready"
+        return Standing.NONE_READY
     if not all(r.is_ready for r in own):
-        return "replicas were starting"
+        return Standing.STARTING
     full = [r for r in own if r.num_waiting > 0 and r.num_running >= 0.9 * r.batch_size]
-    most = min(pool.spec.replicas(INTERACTIVE).max, pool.spec.num_replicas)
-    if len(own) >= most:
-        return "all replicas that may run did"
-    if full:
-        return "every slot was taken and no replica was asked for"
-    return "prompts queued and no replica was asked for"
+    if full and tick.at_s < grown_s:
+        return Standing.UNGROWN
+    if len(own) >= min(pool.spec.replicas(INTERACTIVE).max, pool.spec.num_replicas):
+        return Standing.ALL_RUN
+    return Standing.SLOTS_TAKEN if full else Standing.PROMPTS_QUEUED
+
+
+def _grown_s(ticks: Sequence[TickState]) -> float:
+    """When a batch size first was half of the run's largest: a pool begins cautiously."""
+    sizes = [(t.at_s, r.batch_size) for t in ticks for r in t.wanted(INTERACTIVE)]
+    largest = max((size for _, size in sizes), default=0)
+    return min((at_s for at_s, size in sizes if 2 * size >= largest), default=0.0)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

@@ -56,7 +56,12 @@ def test_without_a_file_it_prints_what_belongs_into_one(
     ("tenant", "content", "said"),
     [
         ("Acme", None, "a tenant's name is at most 63"),
-        ("acme", "{", "must be JSON"),
+        (
+            "acme",
+            "# Notes",
+            "is no file of tenants (must be JSON: Expecting value: line 1 column 1 "
+            "(char 0)): name another",
+        ),
         ("acme", '{"tenants": 1}', "must be"),
     ],
 )

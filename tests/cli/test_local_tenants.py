@@ -17,12 +17,13 @@ from chairlift_cli.tenants import (
     check_tenants,
     gateway_fields_for_clusters,
     tenant_arguments,
+    without_redis,
 )
 from chairlift_gateway.config import parse_config
 from chairlift_operator.quotas.ledger import Counts
 from chairlift_operator.quotas.store import StoreError
 from chairlift_operator.spec import InferencePool
-from chairlift_operator.spec_parsing import parse_pool
+from chairlift_operator.spec_parsing import parse_pool, with_overrides
 from chairlift_protocol.quota import Limits
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tenants" / "fleet.yaml"
@@ -111,12 +112,13 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
             assert store.limits == first and len(said) == 1
             assert said[0].startswith("quotas stay as they were: ")
         _replace(path, EXAMPLE.read_text().replace("concurrency: 8", "concurrency: 9"))
-        store.fails = "Redis cannot be reached"
+        store.fails = "Redis cannot be reached."
         await quotas.round(store)
-        assert said[1:] == ["Redis cannot be reached"]
+        assert said[1].startswith("Redis cannot be reached; until it is back, the gateway goes by")
         store.fails = None
-        await quotas.round(store)
-        await quotas.round(store)
+        for _ in range(2):
+            await quotas.round(store)
+        assert said[2:] == ["quotas are in force again"]
         assert Limits.from_json(store.limits["acme/interactive"]).concurrency == 9
 
     asyncio.run(main())
@@ -147,12 +149,30 @@ def test_a_file_read_while_it_is_written_takes_no_limit_from_anybody(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("mode", "holds"),
+    [
+        ("Local", "20000 tokens and 120 requests a minute and 8 requests at the same time"),
+        ("Allow", "admits everybody and charges afterwards"),
+        ("Deny", "refuses every request for tokens with 503"),
+    ],
+)
+def test_a_pool_whose_redis_is_away_says_what_holds_and_what_to_do(mode: str, holds: str) -> None:
+    pool = with_overrides(_pool({}), [f"quotas.onRedisFailure={mode}"])
+    told = without_redis(pool)
+    assert holds in told and f"(quotas.onRedisFailure: {mode})" in told
+    assert told.endswith("start a Redis at redis://127.0.0.1:6379/0, or name another by --set "
+                         "quotas.redis.url=URL")  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("redis", "files", "sentence"),
     [
         (None, TenantFiles(quotas=EXAMPLE), "add spec.quotas.redis.url to it"),
         ({"passwordSecret": "p"}, TenantFiles(), "give --redis-password-file"),
         ({}, TenantFiles(password=Path("/none")), "--redis-password-file: cannot read /none"),
         ({}, TenantFiles(quotas=Path("/none")), "cannot read /none"),
+        (None, TenantFiles(keys=Path("/none")), "--tenants-file: cannot read /none.*key create"),
+        ({}, TenantFiles(keys=EXAMPLE), f"--tenants-file: {EXAMPLE}: must be JSON"),
         ({}, TenantFiles(quotas=Path("/dev/null")), "holds no TenantQuota of pool fleet"),
     ],
 )

@@ -102,6 +102,68 @@ def test_two_quotas_for_one_tenant_of_one_pool_are_both_named(
     assert "TenantQuota seven" in said and "TenantQuota six" in said
 
 
+POOL = (EXAMPLES[0].parent / "fleet.yaml").read_text()
+QUOTA = (
+    "apiVersion: chairlift.dev/v1alpha1\nkind: TenantQuota\nmetadata: {name: acme}\n"
+    "spec: {poolRef: {name: fleet}, tenant: acme}\n"
+)
+REDIS = "  quotas: {redis: {url: 'redis://redis:6379/0'}}\n"
+
+
+@pytest.mark.parametrize(
+    ("pool", "quota", "doubt"),
+    [
+        (POOL + REDIS, QUOTA, ""),
+        (POOL, QUOTA, "TenantQuota acme: not in force before pool fleet has spec.quotas.redis.url"),
+        (
+            POOL + REDIS,
+            QUOTA.replace("fleet", "other"),
+            "TenantQuota acme: spec.poolRef names pool other in namespace default, which none of "
+            "these files holds",
+        ),
+        (
+            POOL + REDIS,
+            QUOTA.replace("{name: acme}", "{name: acme, namespace: team}"),
+            "names pool fleet in namespace team",
+        ),
+    ],
+    ids=["in force", "no Redis", "another pool", "another namespace"],
+)
+def test_a_valid_quota_that_may_not_be_in_force_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pool: str, quota: str, doubt: str
+) -> None:
+    files = [tmp_path / "pool.yaml", tmp_path / "quota.yaml"]
+    for file, text in zip(files, (pool, quota), strict=True):
+        file.write_text(text)
+    assert main(["validate", *map(str, files)]) == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == bool(doubt) and doubt in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("image: x\nreplicas: 2\n", "is no InferencePool or TenantQuota: it names no kind"),
+        ("apiVersion: apps/v1\nkind: Deployment\n", "TenantQuota: its kind is 'Deployment'"),
+        ("spec: {}\n", "it names no kind"),
+        ("kind: InferencePool\n", "apiVersion: is missing"),
+        ("apiVersion: chairlift.dev/v1alpha1\nkind: Pool\n", "this version takes InferencePool"),
+    ],
+)
+def test_a_file_of_another_kind_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(text)
+    assert main(["validate", str(file)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_validate_wants_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate"]) == 2
+    assert "name a file" in capsys.readouterr().err
+
+
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Answers with that text and exit code, whatever it is asked."""

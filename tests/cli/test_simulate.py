@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chairlift_cli.__main__ import main
+from chairlift_engine.simulator_profile import Profile, open_profile
 
 POOL = str(Path(__file__).parents[2] / "examples" / "fleet.yaml")
 SHORT = [
@@ -34,7 +35,7 @@ def test_a_run_is_summed_up_and_drawn_and_repeats(
         assert simulate(tmp_path, "--seed", "3", "--batch-clients", "2") == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
-    for word in ("attainment", "goodput", "replica-hours", "changes", "batch class", "limited"):
+    for word in ("goodput", "replica-hours", "changes", "batch class", "limited", "1 to 1 ready"):
         assert word in outputs[0]
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
@@ -55,6 +56,13 @@ def test_its_journal_replays_to_the_letter_and_differs_under_another_objective(
     assert main(["replay", str(journal)]) == 0
     *differences, last = capsys.readouterr().out.splitlines()
     assert differences == [] and " 0 decided differently" in last
+    assert main(["explain", "--journal", str(journal)]) == 0
+    *decisions, last = capsys.readouterr().out.splitlines()
+    assert decisions[0].split(" interactive-")[0].endswith(" s")  # and not a date of 1970
+    profile, _ = open_profile(last.removeprefix("Step times as learned, for simulate --profile: "))
+    slow = Profile().scaled(1.6)  # the pool's own profile
+    for tokens in ((20, 0, 20_000), (20, 400, 20_000)):
+        assert profile.step_s(*tokens) == pytest.approx(slow.step_s(*tokens), rel=0.15)
     stricter = "interactive.slo.interTokenLatency.threshold=15ms"
     assert main(["replay", str(journal), "--set", stricter]) == 0
     *differences, last = capsys.readouterr().out.splitlines()
@@ -66,6 +74,8 @@ def test_its_journal_replays_to_the_letter_and_differs_under_another_objective(
     [
         ([*SHORT, "--trace", "nowhere.csv"], "nowhere.csv"),
         ([*SHORT, "--profile", "warp"], "warp"),
+        ([*SHORT, "--picture", "/nowhere/run.png"], "/nowhere is no folder"),
+        ([*SHORT, "--picture", "/"], "it is a folder; name a file"),
         (["replay", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )

@@ -102,6 +102,36 @@ def test_a_bad_field_is_refused_by_name(shared_engine, name, value, stream) -> N
     assert error["param"].startswith(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_token", "max_tokens"),
+        ("max_tokenss", "max_tokens"),
+        ("max_tokesn", "max_tokens"),
+        ("max_tikens", "max_tokens"),
+        ("maxTokens", "max_tokens"),
+        ("max-tokens", "max_tokens"),
+        ("temprature", "temperature"),
+        ("respons_format", "response_format"),
+        ("TopP", "top_p"),
+    ],
+)
+def test_a_slip_in_a_field_of_ours_is_refused_with_what_was_meant(
+    shared_engine, name, meant
+) -> None:
+    response = shared_engine.complete(**{name: 8})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["param"], error["message"].endswith(f"did you mean {meant}?")) == (name, True)
+
+
+def test_a_field_of_another_server_is_accepted_and_said(shared_engine) -> None:
+    names = ["top_a", "length_penalty", "typical_p", "stops_all", "seeds"]
+    response = shared_engine.complete(**dict.fromkeys(names, 1))
+    assert response.status_code == 200, response.text
+    assert response.headers["x-chairlift-ignored-fields"] == ",".join(names)
+
+
 def test_stream_options_without_a_stream_are_refused(shared_engine) -> None:
     response = shared_engine.complete(stream_options={"include_usage": True})
     assert response.status_code == 400

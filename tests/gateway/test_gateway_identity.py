@@ -84,6 +84,24 @@ def test_nobody_is_anonymous_where_that_is_served_and_refused_elsewhere(
         Identification(tenants, serves_anonymous=False).caller([], is_batch_path=False)
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (None, "No API key was given"),
+        (b"one", "holds no Bearer key"),
+        (b"Basic one", "holds no Bearer key"),
+        (b"Bearer ", "holds no Bearer key"),
+    ],
+)
+def test_a_key_that_is_not_sent_as_a_bearers_is_told_how(
+    write_tenants: Any, header: bytes | None, said: str
+) -> None:
+    who = Identification(TenantsFile(write_tenants(acme=["one"])), serves_anonymous=False)
+    headers = [] if header is None else [(b"authorization", header)]
+    with pytest.raises(Refusal, match=f"{said}.*`Authorization: Bearer KEY`"):
+        who.caller(headers, is_batch_path=False)
+
+
 def test_without_a_file_of_tenants_any_key_is_nobodys() -> None:
     who = Identification(None, serves_anonymous=True, batch_key_digests=(digest("night"),))
     assert who.caller(bearer("any"), is_batch_path=False) == Caller("anonymous", CHAT)

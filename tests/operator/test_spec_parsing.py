@@ -172,6 +172,7 @@ def test_the_example_pools_are_accepted(name: str, threshold_s: float, num_repli
         (MINIMAL.replace("chat", "Chat"), "metadata.name: must be 1 to 40 lower-case letters"),
         (MINIMAL + "---" + MINIMAL, "holds 2 documents: give exactly one InferencePool."),
         ("", "holds 0 documents"),
+        ("image: x\nreplicas: 2\n", "is no InferencePool: it has none of apiVersion, kind, metad"),
         ("- a\n", "holds a list: give an object"),
         ("a: [1,\n", "line 2, column 1: not valid YAML"),
         (_with("  mode: Enforce\n  mode: Recommend\n"), "line 8, column 3: not valid YAML: 'mode'"),
@@ -183,6 +184,10 @@ def test_a_wrong_pool_is_refused_with_a_sentence_on_what_to_change(
     problems = _problems(text)
     assert any(sentence in problem for problem in problems), problems
     assert all(problem.endswith((".", "?")) for problem in problems)
+
+
+def test_another_kind_of_file_is_said_once_and_not_field_by_field() -> None:
+    assert len(_problems("image: x\nreplicas: 2\n")) == 1
 
 
 def test_every_problem_is_listed_at_once() -> None:
@@ -276,7 +281,10 @@ COSTS = "b: 0s, c: 0s, d: 0s"
                 ("99.999999", "objective: must be less than or equal to 99.99, not 99.999999."),
                 (".nan", "not nan."),
                 ("true", "objective: must be a number, not true."),
-                ("'95'", "objective: must be a number, not '95'."),
+                ("'95'", "objective: must be a number, not '95': write 95."),
+                ("95%", "objective: must be a number, not '95%': write 95."),
+                ("99.5 %", "objective: must be a number, not '99.5 %': write 99.5."),
+                ("most", "objective: must be a number, not 'most'."),
             ]
         ],
         (_with(SLO % ("0.0000001ms", 95)), "threshold: must be at least 0.001ms, not '0.00"),

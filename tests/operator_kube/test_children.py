@@ -12,6 +12,7 @@ from chairlift_operator.kube.children import Owner, children
 from chairlift_operator.kube.pods import LAST_WORDS_S, PRE_STOP_S, engine_template, revision_of
 from chairlift_operator.kube.settings import Settings
 from chairlift_operator.spec import InferencePool
+from chairlift_operator.spec_parsing import parse_pool
 from chairlift_protocol.wire import RequestClass
 
 Json = dict[str, Any]
@@ -201,6 +202,19 @@ def test_the_hubs_token_comes_from_its_secret(make_pool: MakePool, settings: Set
     pool = make_pool(model={"name": "m", "source": "hf://o/m", "huggingFace": hub})
     env = {e["name"]: e for e in _container(_template(pool, settings))["env"]}
     assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub-token", "key": "token"}}
+
+
+def test_the_example_for_gpus_asks_for_what_it_says(settings: Settings) -> None:
+    example = Path(__file__).parents[2] / "examples" / "gpu.yaml"
+    template = _template(parse_pool(example.read_text()), settings)
+    pod, container = template["spec"], _container(template)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert [t["key"] for t in pod["tolerations"]] == ["nvidia.com/gpu"]
+    assert {"name": "hub", "persistentVolumeClaim": {"claimName": "hf-cache"}} in pod["volumes"]
+    variables = {each["name"]: each for each in container["env"]}
+    secret = variables["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
+    assert secret == {"name": "hf-token", "key": "token"}
 
 
 def test_a_pod_template_is_merged_and_cannot_take_our_labels(

@@ -19,6 +19,7 @@ from chairlift_simulation.arrival_traces import (
     rotated,
 )
 
+HEADER = "arrival_s,prompt_tokens,output_tokens\n"
 SOME = [Arrival(float(i * i), 10 + i, 1 + i) for i in range(40)]
 
 
@@ -55,22 +56,32 @@ def test_a_users_trace_is_read_plain_and_gzipped(tmp_path: Path, suffix: str) ->
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "",
-        "arrival_s,prompt_tokens,output_tokens\n",
-        "arrival_s,prompt_tokens\n0,1\n",
-        "arrival_s,prompt_tokens,output_tokens\n1,1,1\n0,1,1\n",
-        "arrival_s,prompt_tokens,output_tokens\nnan,1,1\n",
-        "arrival_s,prompt_tokens,output_tokens\n0,0,1\n",
-        "arrival_s,prompt_tokens,output_tokens\n0,1\n",
+        ("", "its first line lacks gap_ms, prompt_tokens, output_tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n", "holds no request"),
+        ("arrival_s,prompt_tokens\n0,1\n", "its first line lacks output_tokens"),
+        (f"{HEADER}1,1,1\n0,1,1\n", "line 3, arrival_s: times must not fall"),
+        (f"{HEADER}nan,1,1\n", "line 2, arrival_s: must be a number, not 'nan'"),
+        (f"{HEADER}0,0,1\n", "line 2, prompt_tokens: must be 1 or more whole tokens, not 0"),
+        (f"{HEADER}0,1,2.5\n", "line 2, output_tokens: must be 1 or more whole tokens, not 2.5"),
+        (f"{HEADER}0,1,1\n1,1\n", "line 3, output_tokens: must be a number, not nothing"),
+        (f"{HEADER}0,x,1\n", "line 2, prompt_tokens: must be a number, not 'x'"),
+        ("gap_ms,prompt_tokens,output_tokens\n-1,1,1\n", "line 2, gap_ms: times must not fall"),
+        (
+            "arrival_s,prompt_tokens,output_tokens,prefix_blocks\n0,1,1,3-\n",
+            "line 2, prefix_blocks: must be ids or runs a-b between blanks, not '3-'",
+        ),
     ],
 )
-def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+def test_what_is_no_trace_is_refused_by_line_and_column(
+    tmp_path: Path, text: str, said: str
+) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    with pytest.raises(TraceError, match=r"bad\.csv"):
+    with pytest.raises(TraceError, match=r"bad\.csv") as caught:
         read_trace(str(path))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_trace_that_is_not_there_is_refused_with_the_names_that_are() -> None:

@@ -1,12 +1,14 @@
 """The request bodies of the public API, field by field. Knows no tokenizer and no engine.
 
 A documented field that would change the output and is not built is refused by name, unless it holds
-the value that changes nothing. A name nobody knows is accepted and reported back (`Body.ignored`).
+the value that changes nothing. A name nobody knows is accepted and reported back (`Body.ignored`),
+unless it is one of ours with a slip in it, which would change the answer in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from os.path import commonprefix
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -80,10 +82,31 @@ NOT_BUILT_OF_MESSAGES: Final[Mapping[str, tuple[object, ...]]] = {
     "tool_calls": (None, []),
 }
 
+# Shorter names that differ by a letter are other names: top_p, top_k, top_a.
+SHORTEST_SLIP: Final = 6
+
 
 def _same(value: object, other: object) -> bool:
     """Equal in JSON, where false is not 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one would be but for its case, its dashes or one slip."""
+    return next((each for each in known if _is_slip(name, each)), None)
+
+
+def _is_slip(name: str, known: str) -> bool:
+    if name.replace("-", "").replace("_", "").lower() == known.replace("_", ""):
+        return True
+    if min(len(name), len(known)) < SHORTEST_SLIP:
+        return False
+    num_equal = len(commonprefix((name, known)))
+    left, meant = name[num_equal:], known[num_equal:]
+    num_equal = len(commonprefix((left[::-1], meant[::-1])))
+    left, meant = left[: len(left) - num_equal], meant[: len(meant) - num_equal]
+    is_swapped = len(left) == 2 and left == meant[::-1]
+    return is_swapped or max(len(left), len(meant)) <= 1
 
 
 class Body(BaseModel):
@@ -98,6 +121,8 @@ class Body(BaseModel):
                 if not any(_same(value, nothing) for nothing in self.not_built[name]):
                     raise unsupported(prefix + name)
             elif name not in HARMLESS:
+                if (meant := _meant(name, (*type(self).model_fields, *self.not_built))) is not None:
+                    raise invalid(prefix + name, f"is not a field here; did you mean {meant}?")
                 names.append(prefix + name)
         return names
 
