@@ -207,6 +207,37 @@ async def test_what_asks_for_no_tokens_costs_nothing(start_engine: Any, metered:
         assert answer.status == 403
 
 
+@pytest.mark.parametrize("limit", ["concurrency", "requests_per_minute", "tokens_per_minute"])
+async def test_a_class_that_is_closed_gets_403_and_is_not_told_to_come_back(
+    start_engine: Any, metered: Any, limit: str
+) -> None:
+    engine = await start_engine(whole)
+    gateway, _ = await metered(engine, limits={limit: 0})
+    async with gateway.post("/batch/v1/completions") as answer:
+        assert answer.status == 403
+        assert "retry-after" not in answer.headers
+        assert (await answer.json())["error"] == {
+            "message": "Not allowed for tenant acme's batch class: its limits admit no request.",
+            "type": "invalid_request_error", "param": None, "code": "class_not_allowed",
+        }  # fmt: skip
+    samples = await gateway.samples()
+    key = ("chairlift_gateway_tenant_requests_refused_total", "batch", "not_allowed", "acme")
+    assert samples[key] == 1
+    assert not engine.requests
+
+
+async def test_who_may_only_borrow_is_served_by_an_idle_pool_and_told_to_come_back_otherwise(
+    start_engine: Any, metered: Any
+) -> None:
+    limits = {"tokens_per_minute": 0, "may_borrow": True}
+    gateway, pool = await metered(await start_engine(whole), limits=limits)
+    async with gateway.post() as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (429, "60")
+    pool.client.set(pool.keys.idle, 1)
+    async with gateway.post() as answer:
+        assert answer.status == 200
+
+
 async def test_a_pool_that_denies_without_redis_says_503(
     start_engine: Any, start_gateway: Any, unused_url: str
 ) -> None:
