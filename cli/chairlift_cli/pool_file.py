@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,37 @@ from chairlift_operator.quota_parsing import parse_quota
 from chairlift_operator.quota_spec import TenantQuota
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import SpecError, parse_pool, with_overrides
+from chairlift_protocol.quota import DEFAULT_TENANT
 
 
 def run_validate(files: Sequence[Path]) -> int:
     """Every file is looked at, whatever is wrong with those before it."""
     exit_code = 0
+    quotas: list[TenantQuota] = []
     for file in files:
         try:
-            for name in _validated(file):
+            for name in _validated(file, quotas):
                 print(f"{file}: {name} is valid")
         except CliError as error:
             print(f"chairlift: {error}", file=sys.stderr)
             exit_code = error.exit_code
+    for warning in left_unlimited(quotas):
+        print(f"chairlift: warning: {warning}", file=sys.stderr)
     return exit_code
+
+
+def left_unlimited(quotas: Iterable[TenantQuota]) -> list[str]:
+    """A sentence for each pool that limits some tenants and says nothing of all others."""
+    tenants: dict[tuple[str, str], set[str]] = {}
+    for quota in quotas:
+        pool = (quota.metadata.namespace, quota.spec.pool_ref.name)
+        tenants.setdefault(pool, set()).add(quota.spec.tenant)
+    return [
+        f"pool {pool}: known tenants that have no TenantQuota are not limited; to limit them, add "
+        "one for tenant '*', without limits if that is meant"
+        for (_, pool), named in tenants.items()
+        if DEFAULT_TENANT not in named
+    ]
 
 
 def read_quotas(path: Path) -> list[TenantQuota]:
@@ -49,15 +67,17 @@ def _quota(path: Path, number: int, num_documents: int, document: dict[str, Any]
         raise CliError(f"{path}: {which}{_listed(error)}") from error
 
 
-def _validated(path: Path) -> list[str]:
-    """Kind and name of each object; raise CliError."""
+def _validated(path: Path, quotas: list[TenantQuota]) -> list[str]:
+    """Kind and name of each object, of which those are added to `quotas`; raise CliError."""
     try:
         documents = read_yaml(_text(path))
     except NotYaml:
         documents = []  # said where it is read as what it should be
     kinds = [document.get("kind") for document in documents if isinstance(document, dict)]
     if kinds[:1] == [QUOTA_KIND]:
-        return [f"{QUOTA_KIND} {quota.name}" for quota in read_quotas(path)]
+        read = read_quotas(path)
+        quotas += read
+        return [f"{QUOTA_KIND} {quota.name}" for quota in read]
     return [f"{KIND} {read_pool(path, ()).name}"]
 
 

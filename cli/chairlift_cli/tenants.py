@@ -15,9 +15,10 @@ from typing import Final
 
 from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
-from chairlift_cli.pool_file import read_quotas
+from chairlift_cli.pool_file import left_unlimited, read_quotas
 from chairlift_operator.congestion import strain_of
 from chairlift_operator.control_loop import Tick
+from chairlift_operator.quota_spec import TenantQuota
 from chairlift_operator.quotas.idle import has_idle_capacity
 from chairlift_operator.quotas.ledger import Ledger
 from chairlift_operator.quotas.lowering import Lowering
@@ -42,12 +43,12 @@ class TenantFiles:
     ca: Path | None = None
 
 
-def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
-    """Raise CliError where they do not fit the pool."""
+def check_tenants(pool: InferencePool, files: TenantFiles) -> list[str]:
+    """What to say of them that is no error; raise CliError where they do not fit the pool."""
     if pool.spec.quotas is None:
         if files.quotas is not None:
             raise CliError("--tenant-quotas: the pool keeps none: add spec.quotas.redis.url to it")
-        return
+        return []
     redis = pool.spec.quotas.redis
     if redis.password_secret is not None and files.password is None:
         raise CliError("quotas.redis.passwordSecret is for clusters: give --redis-password-file")
@@ -56,6 +57,7 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
     for option, path in (("--redis-password-file", files.password), ("--redis-ca-file", files.ca)):
         _text(option, path)
     roster_in(pool, files.quotas)
+    return left_unlimited(_quotas_of(pool, files.quotas))
 
 
 def tenant_arguments(pool: InferencePool, files: TenantFiles) -> list[str]:
@@ -88,20 +90,24 @@ def gateway_fields_for_clusters(gateway: Gateway) -> bool:
 
 def roster_in(pool: InferencePool, path: Path | None) -> Roster:
     """The limits of a file's TenantQuotas of this pool; raise CliError."""
-    quotas = read_quotas(path) if path is not None else []
-    # Secrets are a cluster's: keys come from a file of tenants.
-    own = [q for q in quotas if q.spec.pool_ref.name == pool.name]
+    own = _quotas_of(pool, path)
     if path is not None and not own:
         # An empty file is more often a half-written one than a pool that shall limit nobody.
         raise CliError(
             f"{path}: holds no TenantQuota of pool {pool.name} (spec.poolRef.name); to limit "
             "nobody, give one for tenant '*' without limits"
         )
+    # Secrets are a cluster's: keys come from a file of tenants.
     roster = roster_of([Claim(q.name, "", replace(q.spec, keys=())) for q in own], {})
     for name, verdict in roster.verdicts.items():
         if verdict.tenant is None:
             raise CliError(f"{path}: TenantQuota {name}: {verdict.accepted.message}")
     return roster
+
+
+def _quotas_of(pool: InferencePool, path: Path | None) -> list[TenantQuota]:
+    quotas = read_quotas(path) if path is not None else []
+    return [quota for quota in quotas if quota.spec.pool_ref.name == pool.name]
 
 
 def open_store(pool: InferencePool, files: TenantFiles) -> QuotaStore | None:

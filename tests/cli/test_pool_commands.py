@@ -66,6 +66,25 @@ def test_quotas_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "spec.interactive: burst 660s is above 600s: lower it" in seen.err
 
 
+def test_a_pool_that_limits_some_and_says_nothing_of_the_others_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "tenants" / "fleet.yaml"
+    acme, others = (tmp_path / name for name in ("acme.yaml", "others.yaml"))
+    both = example.read_text().split("---\n")
+    acme.write_text(both[0])
+    others.write_text(both[1])
+    assert main(["validate", "-f", str(acme)]) == 0
+    warning = "pool fleet: known tenants that have no TenantQuota are not limited"
+    assert warning in capsys.readouterr().err
+    assert main(["validate", "-f", str(acme), "-f", str(others)]) == 0
+    assert capsys.readouterr().err == ""
+    # Another pool's rest is another rest.
+    others.write_text(both[1].replace("name: fleet", "name: chat"))
+    assert main(["validate", "-f", str(acme), "-f", str(others)]) == 0
+    assert warning in capsys.readouterr().err
+
+
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
     """Answers with that text and exit code, whatever it is asked."""
