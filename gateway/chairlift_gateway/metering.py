@@ -1,8 +1,8 @@
 """What a request costs its tenant: reserved before it is routed, settled when it has ended.
 
 It joins the guess (`estimate`), the count (`usage`), what engines say of it (`engine_usage`), the
-quota and the tenants' metrics, so that `proxy` holds one `Meter` for a request and ends it, whatever
-happened.
+quota and the tenants' metrics, so that `proxy` holds one `Meter` for a request and ends it,
+whatever happened.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Limits:
 
     @property
     def admits_nobody(self) -> bool:
-        """Now and later. Without tokens of their own, those that may borrow wait for an idle pool."""
+        """Now and later. Those that may only borrow their tokens wait for an idle pool instead."""
         has_no_tokens = self.tokens_per_minute == 0 and not self.may_borrow
         return has_no_tokens or self.requests_per_minute == 0 or self.concurrency == 0
 

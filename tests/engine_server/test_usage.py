@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chairlift_engine.server.usage_book import Used, UsageBook
+from chairlift_engine.server.usage_book import UsageBook, Used
 
 GATEWAY = {"x-chairlift-internal-token": "internal secret", "x-chairlift-usage": "1"}
 RAW = "".join(f"{name}: {value}\r\n" for name, value in GATEWAY.items())

@@ -144,7 +144,11 @@ def _add_usage(app: FastAPI, replica: Replica, internal_token: str | None) -> No
             for request_id in asked.requests:
                 replica.usage.stop(request_id)
         known = ((each, replica.usage.used(each)) for each in asked.requests)
-        told = {each: tokens_used(used.num_prompt_tokens, used.num_output_tokens) for each, used in known if used is not None}
+        told = {
+            each: tokens_used(used.num_prompt_tokens, used.num_output_tokens)
+            for each, used in known
+            if used is not None
+        }
         return JSONResponse({"used": told})
 
 

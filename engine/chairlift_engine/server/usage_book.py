@@ -1,4 +1,4 @@
-"""What requests have used, by the id that a gateway gave each: those that run, and the last that ended.
+"""What requests have used, by the id that a gateway gave each: all that run, and the last to end.
 
 A gateway reads a stream's tokens as they come; of an answer that comes as a whole it can only ask,
 and it asks once its client has left. Lives on the event loop; knows no HTTP.
@@ -51,7 +51,7 @@ class UsageBook:
     def entered(
         self, request_id: str | None, num_prompt_tokens: int, generation: Generating
     ) -> Iterator[None]:
-        """While it runs. None: nobody will ask. One that is sent again takes the first one's place."""
+        """While it runs. None: nobody will ask. Sent again, it takes the first one's place."""
         if request_id is None:
             yield
             return
