@@ -107,26 +107,27 @@ async def test_a_client_that_leaves_the_real_engine_is_charged_what_it_made(
         "n": num_choices, "stream": is_stream,
     }  # fmt: skip
     async with asking(gateway, body):
-        await until(lambda: real_engine.num_made >= 60)
+        await until(lambda: real_engine.num_made >= 60, within_s=30.0)
     await until(lambda: real_engine.num_running == 0)
     await until(lambda: pool.num_leases("acme") == 0)
     charged = pool.used("acme") - PROMPT_TOKENS
-    # Tokens of a step that was under way when it ended were computed for nobody.
-    assert 60 <= charged <= real_engine.num_made <= charged + 2 * num_choices
+    # Tokens of the step that was under way when it ended were made for nobody.
+    assert 60 <= charged <= real_engine.num_made
 
 
 async def test_hanging_up_again_and_again_runs_into_the_limit_as_answers_do(
     real_engine: RealEngine, metered: Any, until: Any
 ) -> None:
     """However small the tenant's answers were before, by which reservations go."""
-    gateway, pool = await metered(real_engine, limits={"tokens_per_minute": 600})
+    limits = {"tokens_per_minute": 60, "burst_ms": 60_000}
+    gateway, pool = await metered(real_engine, limits=limits)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2, "ignore_eos": True}
     for _ in range(4):
         async with gateway.post(data=json.dumps(body).encode()) as answer:
             assert answer.status == 200
     made_before = real_engine.num_made
     async with asking(gateway, {**body, "max_tokens": 2000}):
-        await until(lambda: real_engine.num_made >= made_before + 400)
+        await until(lambda: real_engine.num_made >= made_before + 120, within_s=30.0)
     await until(lambda: pool.num_leases("acme") == 0)
     async with gateway.post(data=json.dumps(body).encode()) as answer:
         assert answer.status == 429
