@@ -57,5 +57,5 @@ def _told(body: bytes) -> Mapping[str, Used] | None:
             name: Used(int(told["prompt_tokens"]), int(told["completion_tokens"]))
             for name, told in listed.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError):
+        return None  # another program's path of that name

@@ -188,6 +188,27 @@ async def test_what_no_engine_tells_is_bounded_by_what_the_request_allows(
     assert pool.used("acme") == charged
 
 
+@pytest.mark.parametrize(
+    "told",
+    ["", "ok", "[]", "{}", '{"used": 5}', '{"used": {"a": {}}}', "[" * 100_000,
+     '{"used": {"a": {"prompt_tokens": Infinity, "completion_tokens": 1}}}'],
+)  # fmt: skip
+async def test_an_engine_that_means_something_else_by_the_question_cannot_be_asked(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
+
+    async def other(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=told)
+
+    engine = await start_engine(never)
+    monkeypatch.setattr(engine, "_usage", other)
+    gateway, pool = await metered(engine)
+    async with asking(gateway, b'{"max_tokens": 500}'):
+        await engine.asked.wait()
+    await until(lambda: pool.used("acme") == 5 + 500)
+
+
 async def test_a_running_whole_answers_lease_says_how_far_it_is_for_a_gateway_that_is_killed(
     start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
