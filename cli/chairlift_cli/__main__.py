@@ -129,7 +129,8 @@ def _add_key(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add = create.add_argument
     add("tenant", metavar="TENANT", help="whose key it is")
     add("--class", choices=("interactive", "batch"), default="interactive", dest="request_class",
-        help="class of the requests that carry it (default: %(default)s)")  # fmt: skip
+        help="class of the requests that carry it; no restriction: any key's requests under "
+        "/batch/v1 are batch (default: %(default)s)")  # fmt: skip
     where = create.add_mutually_exclusive_group()
     where.add_argument("-f", "--file", type=Path, metavar="FILE",
         help="the file of tenants, made if there is none (default: print the entry)")  # fmt: skip

@@ -27,12 +27,14 @@ def run_local(args: argparse.Namespace) -> int:
     tenants = TenantFiles(
         args.tenants_file, args.tenant_quotas, args.redis_password_file, args.redis_ca_file
     )
-    check_tenants(pool, tenants)
+    warnings = check_tenants(pool, tenants)
     console = Console()
     live = console.is_terminal and not args.no_live
     view: View = LiveView(pool, console) if live else LineView()
     if unused := fields_for_clusters(pool):
         view.say(f"only for clusters, not used here: {', '.join(unused)}")
+    for warning in warnings:
+        view.say(f"warning: {warning}")
     options = LocalOptions(
         port=args.port,
         batch_key=args.batch_key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from chairlift_operator.quota_parsing import parse_quota
 from chairlift_operator.quota_spec import TenantQuota
 from chairlift_operator.spec import InferencePool
 from chairlift_operator.spec_parsing import SpecError, parse_pool, with_overrides
+from chairlift_protocol.quota import DEFAULT_TENANT
 
 # Where a TenantQuota is, by namespace, pool and tenant.
 Places = dict[tuple[str, str, str], str]
@@ -37,6 +38,8 @@ def run_validate(files: Sequence[Path]) -> int:
         print(f"{file}: {found.kind} {found.metadata.name} is valid")
     for file, quota, doubt in _doubts(valid):
         print(f"{file}: TenantQuota {quota}: {doubt}", file=sys.stderr)
+    for warning in left_unlimited(found for _, found in valid if isinstance(found, TenantQuota)):
+        print(f"chairlift: warning: {warning}", file=sys.stderr)
     return exit_code
 
 
@@ -57,6 +60,20 @@ def _doubts(
             )  # fmt: skip
         elif pool.spec.quotas is None:
             yield file, quota.name, f"not in force before pool {name} has spec.quotas.redis.url"
+
+
+def left_unlimited(quotas: Iterable[TenantQuota]) -> list[str]:
+    """A sentence for each pool that limits some tenants and says nothing of all others."""
+    tenants: dict[tuple[str, str], set[str]] = {}
+    for quota in quotas:
+        pool = (quota.metadata.namespace, quota.spec.pool_ref.name)
+        tenants.setdefault(pool, set()).add(quota.spec.tenant)
+    return [
+        f"pool {pool}: known tenants that have no TenantQuota are not limited; to limit them, add "
+        "one for tenant '*', without limits if that is meant"
+        for (_, pool), named in tenants.items()
+        if DEFAULT_TENANT not in named
+    ]
 
 
 def read_quotas(path: Path, text: str) -> list[TenantQuota]:

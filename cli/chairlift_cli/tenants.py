@@ -15,12 +15,13 @@ from typing import Final
 
 from chairlift_cli.children import options
 from chairlift_cli.errors import CliError
-from chairlift_cli.pool_file import read_quotas, read_text
+from chairlift_cli.pool_file import left_unlimited, read_quotas, read_text
 from chairlift_gateway.identity import TenantsError, TenantsFile
 from chairlift_gateway.quota.local_law import UNLEARNT
 from chairlift_operator.congestion import strain_of
 from chairlift_operator.control_loop import Tick
 from chairlift_operator.gateway_arguments import gateway_arguments
+from chairlift_operator.quota_spec import TenantQuota
 from chairlift_operator.quotas.idle import has_idle_capacity
 from chairlift_operator.quotas.ledger import Ledger
 from chairlift_operator.quotas.lowering import Lowering
@@ -46,14 +47,14 @@ class TenantFiles:
     ca: Path | None = None
 
 
-def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
-    """Raise CliError where they do not fit the pool."""
+def check_tenants(pool: InferencePool, files: TenantFiles) -> list[str]:
+    """What to say of them that is no error; raise CliError where they do not fit the pool."""
     if files.keys is not None:
         _check_keys(files.keys)
     if pool.spec.quotas is None:
         if files.quotas is not None:
             raise CliError("--tenant-quotas: the pool keeps none: add spec.quotas.redis.url to it")
-        return
+        return []
     redis = pool.spec.quotas.redis
     if redis.password_secret is not None and files.password is None:
         raise CliError(f"quotas.redis.passwordSecret is for clusters: give {PASSWORD_OPTION}")
@@ -61,7 +62,9 @@ def check_tenants(pool: InferencePool, files: TenantFiles) -> None:
         raise CliError("quotas.redis.caSecret is for clusters: give --redis-ca-file")
     for option, path in ((PASSWORD_OPTION, files.password), ("--redis-ca-file", files.ca)):
         _text(option, path)
-    roster_in(pool, files.quotas, _quotas_text(files.quotas))
+    text = _quotas_text(files.quotas)
+    roster_in(pool, files.quotas, text)
+    return left_unlimited(_quotas_of(pool, files.quotas, text))
 
 
 def _check_keys(path: Path) -> None:
@@ -106,20 +109,25 @@ def gateway_fields_for_clusters(gateway: Gateway) -> bool:
 
 def roster_in(pool: InferencePool, path: Path | None, text: str) -> Roster:
     """The limits of this pool's TenantQuotas in the text of a file; raise CliError."""
-    quotas = read_quotas(path, text) if path is not None else []
     # Secrets are a cluster's: keys come from a file of tenants.
-    own = [q for q in quotas if q.spec.pool_ref.name == pool.name]
+    own = _quotas_of(pool, path, text)
     if path is not None and not own:
         # An empty file is more often a half-written one than a pool that shall limit nobody.
         raise CliError(
             f"{path}: holds no TenantQuota of pool {pool.name} (spec.poolRef.name); to limit "
             "nobody, give one for tenant '*' without limits"
         )
+    # Secrets are a cluster's: keys come from a file of tenants.
     roster = roster_of([Claim(q.name, "", replace(q.spec, keys=())) for q in own], {})
     for name, verdict in roster.verdicts.items():
         if verdict.tenant is None:
             raise CliError(f"{path}: TenantQuota {name}: {verdict.accepted.message}")
     return roster
+
+
+def _quotas_of(pool: InferencePool, path: Path | None, text: str) -> list[TenantQuota]:
+    quotas = read_quotas(path, text) if path is not None else []
+    return [quota for quota in quotas if quota.spec.pool_ref.name == pool.name]
 
 
 def without_redis(pool: InferencePool) -> str:

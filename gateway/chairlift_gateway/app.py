@@ -20,6 +20,7 @@ from starlette.routing import Route
 from chairlift_gateway.arrivals import ArrivalsPage, Changes
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import EndpointSource
+from chairlift_gateway.engine_usage import EngineUsage
 from chairlift_gateway.identity import Identification, TenantsFile
 from chairlift_gateway.kubernetes_tenants import KubernetesTenants
 from chairlift_gateway.metering import Metering
@@ -123,7 +124,8 @@ async def open_gateway(
         watching = tasks.create_task(source.watch(upstream.publish))
         probing = tasks.create_task(upstream.probe())
         try:
-            async with _metering(config, metrics) as metering, _watched(tenants):
+            engines = EngineUsage(session, config.internal_token)
+            async with _metering(config, metrics, engines) as metering, _watched(tenants):
                 proxy = Proxy(config, _identification(config, tenants), metering, upstream, metrics)
                 yield Gateway(proxy, upstream, metrics, changes)
         finally:
@@ -153,9 +155,11 @@ async def _watched(tenants: KubernetesTenants | None) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _metering(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[Metering]:
+async def _metering(
+    config: GatewayConfig, metrics: GatewayMetrics, engines: EngineUsage
+) -> AsyncIterator[Metering]:
     if config.redis is None:
-        yield Metering(None, metrics)
+        yield Metering(None, metrics, engines)
         return
     async with open_keeper(config.redis, config.quota_pool, config.on_redis_failure) as keeper:
         metrics.watch_quotas(
@@ -163,7 +167,13 @@ async def _metering(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIter
             lambda: keeper.leases.num_owed,
             lambda: keeper.num_without_redis,
         )
-        yield Metering(keeper, metrics)
+        metering = Metering(keeper, metrics, engines)
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(metering.watch())
+            try:
+                yield metering
+            finally:
+                watching.cancel()
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -1,73 +1,143 @@
 """What a request costs its tenant: reserved before it is routed, settled when it has ended.
 
-It joins the guess (`estimate`), the count (`usage`), the quota and the tenants' metrics, so that
-`proxy` holds one `Meter` for a request and ends it, whatever happened.
+It joins the guess (`estimate`), the count (`usage`), what engines say of it (`engine_usage`), the
+quota and the tenants' metrics, so that `proxy` holds one `Meter` for a request and ends it,
+whatever happened.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Final, Protocol
 
 from chairlift_gateway import estimate
+from chairlift_gateway.engine_usage import NoAnswer
 from chairlift_gateway.identity import Caller
 from chairlift_gateway.metrics import GatewayMetrics
-from chairlift_gateway.openai_errors import Refusal
-from chairlift_gateway.quota.keeper import Grant, Keeper, QuotaExceeded, QuotaUnavailable
+from chairlift_gateway.openai_errors import Refusal, class_not_allowed, quota_unavailable
+from chairlift_gateway.quota.keeper import (
+    Grant,
+    Keeper,
+    NobodyAdmitted,
+    QuotaExceeded,
+    QuotaUnavailable,
+)
 from chairlift_gateway.quota.told import label, ratelimit_headers, reason, retry_after_s
 from chairlift_gateway.sse import num_token_events
-from chairlift_gateway.usage import Usage
+from chairlift_gateway.usage import Usage, Used
 from chairlift_protocol.quota import holder_of
+
+# Twice between two renewals of a lease, which say how far the request is.
+ASK_EVERY_S: Final = 2.5
+
+
+class Engines(Protocol):
+    """What engines say that requests have used; see `EngineUsage`."""
+
+    async def ask(
+        self, url: str, request_ids: Sequence[str], *, end: bool = False
+    ) -> Mapping[str, Used] | None: ...
 
 
 class Meter:
-    """headers: what the client is told of its limits."""
+    """headers: what the client is told of its limits. body: the request's, for a bound of its use.
 
-    def __init__(self, metering: Metering, caller: Caller, usage: Usage, grant: Grant | None):
+    engine_url: where it was sent last, once it was.
+    """
+
+    def __init__(
+        self, metering: Metering, caller: Caller, request_id: str, body: bytes, usage: Usage,
+        grant: Grant | None,
+    ) -> None:  # fmt: skip
         self._metering = metering
         self._caller = caller
+        self._body = body
         self._usage = usage
         self._grant = grant
+        self._sent_s = 0.0
+        self._is_seen = False
+        self.request_id = request_id
+        self.engine_url: str | None = None
         self.headers = ratelimit_headers(grant.limits, grant.outcome) if grant else []
 
     @property
     def num_tokens(self) -> int:
         return self._usage.num_tokens
 
-    def sent(self) -> None:
+    @property
+    def asks(self) -> bool:
+        """Whether only its engine can tell how far it is: nothing of it has come yet."""
+        return self.engine_url is not None and not self._is_seen
+
+    def sent(self, engine_url: str) -> None:
+        """Also a second time: what counts is where it is now."""
         self._usage.is_sent = True
+        self.engine_url, self._sent_s = engine_url, time.monotonic()
 
     def pass_events(self, events: bytes) -> tuple[bytes, int]:
         """The events for the client, and how many of them carry a token."""
+        self._is_seen = True
         for_client, uncovered = self._usage.take_comments(events)
         num_tokens = num_token_events(for_client)
         is_plain = uncovered is for_client
         self._usage.see(num_tokens if is_plain else num_token_events(uncovered))
-        if self._grant is not None:
-            self._grant.lease.num_used = self._usage.num_tokens
+        self._show_progress()
         return for_client, num_tokens
 
     def read_whole(self, status: int, body: bytes | bytearray) -> None:
+        self._is_seen = True
         if status >= HTTPStatus.BAD_REQUEST:
             self._usage.is_void = True
         else:
             self._usage.read_whole(body)
+
+    def told(self, used: Used) -> None:
+        self._usage.state(used)
+        self._show_progress()
 
     def failed(self) -> None:
         """What failed before its first token costs nothing."""
         if self._usage.num_answer_tokens == 0:
             self._usage.is_void = True
 
+    async def learn(self) -> None:
+        """Of one that ends before its answer did: what its engine made of it, which ends it."""
+        if self.engine_url is None:
+            return
+        try:
+            told = await self._metering.engines.ask(self.engine_url, [self.request_id], end=True)
+        except NoAnswer:
+            return
+        if told is None:
+            elapsed_s = time.monotonic() - self._sent_s
+            self._usage.guessed_answer_tokens = estimate.most_answer_tokens(self._body, elapsed_s)
+        elif (used := told.get(self.request_id)) is not None:
+            self._usage.state(used)
+        else:
+            # It was never begun there, or the engine has begun anew since.
+            self._usage.guessed_answer_tokens = 0
+
     def end(self) -> None:
-        self._metering.settle(self._caller, self._usage, self._grant)
+        self._metering.settle(self, self._caller, self._usage, self._grant)
+
+    def _show_progress(self) -> None:
+        if self._grant is not None:
+            self._grant.lease.num_used = self._usage.num_tokens
 
 
 class Metering:
     """keeper: None where nothing is limited; then tokens are counted all the same."""
 
-    def __init__(self, keeper: Keeper | None, metrics: GatewayMetrics) -> None:
+    def __init__(self, keeper: Keeper | None, metrics: GatewayMetrics, engines: Engines) -> None:
         self._keeper = keeper
         self._metrics = metrics
         self._usual = estimate.UsualAnswers()
+        self._running: set[Meter] = set()
+        self.engines = engines
 
     async def admit(self, caller: Caller, request_id: str, body: bytes) -> Meter:
         """Raise Refusal."""
@@ -79,13 +149,16 @@ class Metering:
             cost = prompt_tokens + answer_tokens
             grant = await self._reserve(self._keeper, caller, request_id, cost)
         usage = Usage(prompt_tokens, 0 if estimate.is_stream(body) else answer_tokens)
-        return Meter(self, caller, usage, grant)
+        meter = Meter(self, caller, request_id, body, usage, grant)
+        self._running.add(meter)
+        return meter
 
     def unmetered(self, caller: Caller) -> Meter:
         """For what asks for no tokens."""
-        return Meter(self, caller, Usage(0), None)
+        return Meter(self, caller, "", b"", Usage(0), None)
 
-    def settle(self, caller: Caller, usage: Usage, grant: Grant | None) -> None:
+    def settle(self, meter: Meter, caller: Caller, usage: Usage, grant: Grant | None) -> None:
+        self._running.discard(meter)
         num_tokens = usage.num_tokens
         self._metrics.count_tenant_tokens(caller.tenant, caller.request_class, num_tokens)
         if usage.num_answer_tokens:
@@ -94,12 +167,34 @@ class Metering:
         if self._keeper is not None and grant is not None:
             self._keeper.settle(grant.lease, num_tokens)
 
+    async def watch(self) -> None:
+        """Until cancelled: how far whole answers are, so that renewals of their leases say it."""
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            by_engine: defaultdict[str, list[Meter]] = defaultdict(list)
+            for meter in self._running:
+                if meter.asks and meter.engine_url is not None:
+                    by_engine[meter.engine_url].append(meter)
+            await asyncio.gather(*(self._ask(url, own) for url, own in by_engine.items()))
+
+    async def _ask(self, url: str, meters: Sequence[Meter]) -> None:
+        try:
+            told = await self.engines.ask(url, [meter.request_id for meter in meters])
+        except NoAnswer:
+            return
+        for meter in meters:
+            used = (told or {}).get(meter.request_id)
+            if used is not None and meter.asks and meter.engine_url == url:
+                meter.told(used)
+
     async def _reserve(self, keeper: Keeper, caller: Caller, request_id: str, cost: int) -> Grant:
         try:
             return await keeper.reserve(caller.tenant, caller.request_class, request_id, cost)
+        except NobodyAdmitted:
+            self._count_refused(caller, "not_allowed")
+            raise class_not_allowed(caller.tenant, caller.request_class) from None
         except QuotaExceeded as error:
-            why = label(error.limits, error.outcome)
-            self._metrics.count_tenant_refused(caller.tenant, caller.request_class, why)
+            self._count_refused(caller, label(error.limits, error.outcome))
             raise Refusal(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "rate_limit_exceeded",
@@ -108,10 +203,8 @@ class Metering:
                 more_headers=ratelimit_headers(error.limits, error.outcome),
             ) from None
         except QuotaUnavailable:
-            self._metrics.count_tenant_refused(caller.tenant, caller.request_class, "unavailable")
-            raise Refusal(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "quota_unavailable",
-                "Quotas cannot be checked at the moment; please try again.",
-                retry_after_s=1,
-            ) from None
+            self._count_refused(caller, "unavailable")
+            raise quota_unavailable() from None
+
+    def _count_refused(self, caller: Caller, why: str) -> None:
+        self._metrics.count_tenant_refused(caller.tenant, caller.request_class, why)

@@ -54,6 +54,24 @@ def not_yet_known() -> Refusal:
     )
 
 
+def class_not_allowed(tenant: str, request_class: str) -> Refusal:
+    """No Retry-After: another try helps only after somebody has changed the limits."""
+    return Refusal(
+        HTTPStatus.FORBIDDEN,
+        "class_not_allowed",
+        f"Not allowed for tenant {tenant}'s {request_class} class: its limits admit no request.",
+    )
+
+
+def quota_unavailable() -> Refusal:
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "quota_unavailable",
+        "Quotas cannot be checked at the moment; please try again.",
+        retry_after_s=1,
+    )
+
+
 def too_large(limit_bytes: int) -> Refusal:
     return Refusal(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -196,9 +196,11 @@ class Proxy:
         meter = await self._metering.admit(caller, arrival.names.unique, body)
         try:
             yield meter
-        except Exception as error:
-            if not isinstance(error, ClientLeft):
-                meter.failed()
+        except (ClientLeft, asyncio.CancelledError):
+            await meter.learn()
+            raise
+        except Exception:
+            meter.failed()
             raise
         finally:
             reply.num_tokens = meter.num_tokens

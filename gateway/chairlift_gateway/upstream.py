@@ -53,7 +53,7 @@ logger = logging.getLogger("chairlift_gateway.upstream")
 class Call:
     """A whole request, ready to be sent, also twice. `received_s` is when its last byte came.
 
-    on_sent: called when a replica is about to get it.
+    on_sent: called with a replica's address when it is about to get it.
     """
 
     method: str
@@ -62,7 +62,7 @@ class Call:
     body: bytes
     demand: Demand
     received_s: float
-    on_sent: Callable[[], None]
+    on_sent: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class Upstream:
             ) from None
 
     async def _send(self, call: Call, replica: Replica) -> aiohttp.ClientResponse:
-        call.on_sent()
+        call.on_sent(replica.url)
         waited_ms = max(0, round((time.monotonic() - call.received_s) * 1000))
         return await self._session.request(
             call.method,

@@ -17,14 +17,21 @@ _COMMENT: Final = re.compile(rb"^" + re.escape(USAGE_COMMENT) + rb"(\{[^\n]*\})\
 _USAGE_KEY: Final = b'"usage"'
 
 
+@dataclass(frozen=True, slots=True)
+class Used:
+    """As an engine states it."""
+
+    prompt_tokens: int
+    answer_tokens: int
+
+
 @dataclass(slots=True)
 class Usage:
     """Guesses stand until an engine has said how it is. guessed_answer_tokens: of an answer that
-    comes as a whole, of which nobody can tell how far it is; a stream's tokens are seen.
+    comes as a whole, until its engine was asked; a stream's tokens are seen.
 
-    So a client that leaves before the first token of a stream is charged the prompt, since an
-    engine was at it, and one that leaves before a whole answer what was reserved for it. One that
-    got an error is charged nothing.
+    So a client that leaves before the first token is charged the prompt, since an engine was at it.
+    One that got an error is charged nothing.
     """
 
     guessed_prompt_tokens: int
@@ -51,9 +58,9 @@ class Usage:
     def see(self, num_tokens: int) -> None:
         self._seen_tokens += num_tokens
 
-    def state(self, prompt_tokens: int, answer_tokens: int) -> None:
+    def state(self, used: Used) -> None:
         """What is seen from now on comes on top."""
-        self._prompt_tokens, self._stated_tokens = prompt_tokens, answer_tokens
+        self._prompt_tokens, self._stated_tokens = used.prompt_tokens, used.answer_tokens
         self._seen_tokens = 0
 
     def take_comments(self, events: bytes) -> tuple[bytes, bytes]:
@@ -76,6 +83,6 @@ class Usage:
     def _state_json(self, text: bytes) -> None:
         try:
             told, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace"))
-            self.state(int(told["prompt_tokens"]), int(told["completion_tokens"]))
+            self.state(Used(int(told["prompt_tokens"]), int(told["completion_tokens"])))
         except (ValueError, KeyError, TypeError):
             return

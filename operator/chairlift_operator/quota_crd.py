@@ -55,7 +55,9 @@ DESCRIPTIONS: Final = {
     "out for tenants that a trusted header names.",
     "spec.keys[]": "One Secret; each of its values is a key of at least 24 characters.",
     "spec.keys[].secret": "Its name, in this namespace; its type must be chairlift.dev/api-keys.",
-    "spec.keys[].class": "Class of the requests that carry these keys: interactive or batch.",
+    "spec.keys[].class": "Class of the requests that carry these keys: interactive or batch. It "
+    "is no restriction: any key's requests under /batch/v1 are batch. To keep a tenant out of a "
+    "class, give that class concurrency 0.",
     "spec.weight": "Its share of the engines' work while others wait too, against their weights: "
     "with 2 it is served twice as much as a tenant with 1.",
     **_limits("spec.interactive", "interactive"),

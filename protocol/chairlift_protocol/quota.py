@@ -87,6 +87,12 @@ class Limits:
         body = {**stated, "burst_ms": self.burst_ms, "when_idle": when_idle}
         return json.dumps(body, separators=(",", ":"))
 
+    @property
+    def admits_nobody(self) -> bool:
+        """Now and later. Those that may only borrow their tokens wait for an idle pool instead."""
+        has_no_tokens = self.tokens_per_minute == 0 and not self.may_borrow
+        return has_no_tokens or self.requests_per_minute == 0 or self.concurrency == 0
+
     def lowered_to(self, tokens_per_minute: int | None) -> Self:
         """None lowers nothing; nor does a rate of none, or one that would raise what is set."""
         known, rate = self.tokens_per_minute, tokens_per_minute

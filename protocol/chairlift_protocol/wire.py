@@ -23,6 +23,8 @@ LIVE_PATH: Final = "/health/live"
 READY_PATH: Final = "/health/ready"
 METRICS_PATH: Final = "/metrics"
 LOAD_PATH: Final = "/load"
+# For gateways, with the internal token: what requests have used by now, by the ids they gave them.
+USAGE_PATH: Final = "/usage"
 
 # Gateway, beside /metrics: what arrived; may be asked to answer only once that changes.
 ARRIVALS_PATH: Final = "/arrivals"

@@ -188,3 +188,10 @@ def test_two_quotas_for_one_tenant_are_refused(tmp_path: Path) -> None:
     _replace(tmp_path / "q.yaml", twice)
     with pytest.raises(CliError, match="has tenant acme of this pool: merge the two"):
         check_tenants(_pool({}), TenantFiles(quotas=tmp_path / "q.yaml"))
+
+
+def test_a_file_without_a_quota_for_the_rest_is_warned_of(tmp_path: Path) -> None:
+    assert check_tenants(_pool({}), TenantFiles(quotas=EXAMPLE)) == []
+    _replace(tmp_path / "q.yaml", EXAMPLE.read_text().split("---\n")[0])
+    (warning,) = check_tenants(_pool({}), TenantFiles(quotas=tmp_path / "q.yaml"))
+    assert warning.startswith("pool fleet: known tenants that have no TenantQuota are not limited")

@@ -23,7 +23,7 @@ from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import FileEndpoints
 from chairlift_protocol.load import Load
-from chairlift_protocol.wire import LOAD_HEADER, LOAD_PATH
+from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, LOAD_HEADER, LOAD_PATH, USAGE_PATH
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -47,7 +47,11 @@ def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
 
 @dataclass
 class FakeEngine:
-    """Answers as `handler` says and remembers what it was asked."""
+    """Answers as `handler` says and remembers what it was asked.
+
+    used: tokens of prompt and answer of every request, for gateways that ask; empty of one that
+    knows no request, None of an engine that cannot be asked.
+    """
 
     name: str
     handler: Handler
@@ -58,11 +62,15 @@ class FakeEngine:
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     lend_share: float = 1.0
+    used: tuple[int, ...] | None = None
+    usage_asked: list[dict[str, Any]] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == LOAD_PATH:
             load = Load(0, 0, 0, 0, self.lend_share, (0, 0), False)
             return web.json_response(load.to_json(), headers={LOAD_HEADER: load.to_header()})
+        if request.path == USAGE_PATH:
+            return await self._usage(request)
         self.requests.append(request)
         self.bodies.append(await request.read())
         self.asked.set()
@@ -71,6 +79,17 @@ class FakeEngine:
         except asyncio.CancelledError:
             self.left.set()
             raise
+
+    async def _usage(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers[INTERNAL_TOKEN_HEADER] == "pool-token"
+        asked = await request.json()
+        self.usage_asked.append(asked)
+        if self.used is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if not self.used:
+            return web.json_response({"used": {}})
+        told = dict(zip(("prompt_tokens", "completion_tokens"), self.used, strict=True))
+        return web.json_response({"used": dict.fromkeys(asked["requests"], told)})
 
 
 async def _say_ok(request: web.Request) -> web.StreamResponse:

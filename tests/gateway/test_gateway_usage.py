@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,37 @@ def test_an_answer_is_guessed_by_what_is_usual_and_what_the_request_allows(
     assert estimate.answer_tokens(body, 80) == tokens
 
 
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [
+        ({}, 400),
+        ({"max_tokens": 300}, 300),
+        ({"max_tokens": 1, "max_completion_tokens": 300}, 300),
+        ({"max_tokens": 1000}, 400),
+        # What takes nothing away: the engine's own bound, whatever that is.
+        ({"max_tokens": None}, 400),
+        ({"max_tokens": "1"}, 400),
+        ({"metadata": {"max_tokens": 1, "stream": True}}, 400),
+        ({"n": 3, "max_tokens": 300}, 900),
+        ({"best_of": 4, "n": 2}, 1600),
+        ({"prompt": ["a", "b"]}, 800),
+        ({"prompt": [[1, 2], [3]]}, 800),
+        ({"prompt": [1, 2, 3]}, 400),
+        ({"prompt": []}, 400),
+        ({"stream": True}, 0),
+    ],
+)
+def test_an_engine_that_cannot_be_asked_may_have_made_what_its_time_and_the_request_allow(
+    asked: object, tokens: int
+) -> None:
+    assert estimate.most_answer_tokens(json.dumps(asked).encode(), elapsed_s=2.0) == tokens
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_nothing_is_made_of_what_no_engine_understands(body: bytes) -> None:
+    assert estimate.most_answer_tokens(body, 10.0) == 0
+
+
 def test_usual_is_what_four_of_five_recent_answers_did_not_exceed() -> None:
     usual = estimate.UsualAnswers()
     assert usual.of("a") == estimate.FIRST_ANSWER_TOKENS
@@ -174,3 +206,11 @@ def test_a_refusal_says_that_a_limit_is_lowered_where_that_is_why() -> None:
     why = "20 tokens per minute (lowered from 60 while the pool is congested). Please"
     assert why in reason(limits, Outcome(Status.TOKENS, 1))
     assert "lowered" not in reason(limits, Outcome(Status.REQUESTS, 1))
+
+
+def test_a_limit_of_nothing_admits_nobody_but_those_who_may_borrow_tokens() -> None:
+    for name in ("tokens_per_minute", "requests_per_minute", "concurrency"):
+        assert replace(Limits(), **{name: 0}).admits_nobody
+    assert not Limits(tokens_per_minute=0, may_borrow=True).admits_nobody
+    assert not Limits().admits_nobody
+    assert not Limits(1, 1, 1).admits_nobody

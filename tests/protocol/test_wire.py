@@ -93,6 +93,7 @@ PUBLISHED = {
     "ARRIVALS_PATH": "/arrivals",
     "OTHER_TENANTS": "other",
     "LOAD_PATH": "/load",
+    "USAGE_PATH": "/usage",
     "ADMIN_POLICY_PATH": "/admin/policy",
     "ADMIN_DRAIN_PATH": "/admin/drain",
     "ADMIN_STATE_PATH": "/admin/state",

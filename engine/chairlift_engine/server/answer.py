@@ -78,12 +78,15 @@ class Answer(Response):
             order, document, self._generation, serving.tokenizer, self._origin.reads_usage
         )
         try:
-            self._generation.start()
-            if order.stream:
-                await _stream(writer, send)
-            else:
-                response = await _whole(writer)
-                await response(scope, receive, send)
+            with self._replica.usage.entered(
+                self._origin.request_id, order.num_prompt_tokens, self._generation
+            ):
+                self._generation.start()
+                if order.stream:
+                    await _stream(writer, send)
+                else:
+                    response = await _whole(writer)
+                    await response(scope, receive, send)
         except ClientLeft:
             return
         finally:

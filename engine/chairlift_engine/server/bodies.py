@@ -236,3 +236,10 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     model: Text | None = None
     tokens: list[int]
+
+
+class UsageBody(Body):
+    """Of a gateway. requests: by the ids that it gave them. end: they are to end now."""
+
+    requests: list[Text]
+    end: bool = False

@@ -67,6 +67,10 @@ class Generation:
         """Abort what has not finished, and wake the reader; harmless when all has."""
         self._abandoned = True
         self._changed.set()
+        self.stop()
+
+    def stop(self) -> None:
+        """Abort what has not finished; a reader hears that it was given up."""
         for stream in self._streams:
             if stream.finish_reason is None:
                 self._bridge.abort(stream)

@@ -16,6 +16,7 @@ from chairlift_protocol.wire import (
     CLASS_HEADER,
     INTERNAL_TOKEN_HEADER,
     LEFT_MS_HEADER,
+    REQUEST_ID_HEADER,
     TENANT_HEADER,
     USAGE_HEADER,
     WAITED_MS_HEADER,
@@ -32,6 +33,7 @@ class Origin:
     arrival_s: when the request reached the gateway. received_s: when it reached this engine.
     end_by_s: when its client's patience ends; None for never.
     reads_usage: it takes comments in a stream that say what was used.
+    request_id: under which it may ask for that too.
     """
 
     arrival_s: float
@@ -40,6 +42,7 @@ class Origin:
     request_class: RequestClass = RequestClass.INTERACTIVE
     tenant: str = ANONYMOUS
     reads_usage: bool = False
+    request_id: str | None = None
 
 
 def same_secret(given: str, secret: str) -> bool:
@@ -47,9 +50,13 @@ def same_secret(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), secret.encode())
 
 
-def origin_of(headers: Mapping[str, str], internal_token: str | None, now_s: float) -> Origin:
+def is_gateway(headers: Mapping[str, str], internal_token: str | None) -> bool:
     given = headers.get(INTERNAL_TOKEN_HEADER)
-    if given is None or internal_token is None or not same_secret(given, internal_token):
+    return given is not None and internal_token is not None and same_secret(given, internal_token)
+
+
+def origin_of(headers: Mapping[str, str], internal_token: str | None, now_s: float) -> Origin:
+    if not is_gateway(headers, internal_token):
         return Origin(now_s, now_s)
     left_s = _duration_s(LEFT_MS_HEADER, headers)
     return Origin(
@@ -59,6 +66,7 @@ def origin_of(headers: Mapping[str, str], internal_token: str | None, now_s: flo
         request_class=_class(headers.get(CLASS_HEADER)),
         tenant=headers.get(TENANT_HEADER) or ANONYMOUS,
         reads_usage=USAGE_HEADER in headers,
+        request_id=headers.get(REQUEST_ID_HEADER) if USAGE_HEADER in headers else None,
     )
 
 

@@ -19,13 +19,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chairlift_engine.clock import Clock
 from chairlift_engine.server import answers, errors
 from chairlift_engine.server.answer import Answer
-from chairlift_engine.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from chairlift_engine.server.body_reader import ignored_headers
+from chairlift_engine.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    UsageBody,
+)
+from chairlift_engine.server.body_reader import ignored_headers, parse
 from chairlift_engine.server.openapi import DescribedApp, exposes, generates, tells, tells_of
 from chairlift_engine.server.order import Order, OrderTaker
-from chairlift_engine.server.origin import Origin, origin_of
+from chairlift_engine.server.origin import Origin, is_gateway, origin_of
 from chairlift_engine.server.replica import Replica
-from chairlift_engine.server.shapes import ChatShape, CompletionShape, Shape
+from chairlift_engine.server.shapes import ChatShape, CompletionShape, Shape, tokens_used
 from chairlift_protocol import wire
 
 TakeOrder = Callable[[OrderTaker, bytes, Origin], Order]
@@ -40,6 +46,7 @@ def public_app(replica: Replica, internal_token: str | None, clock: Clock) -> AS
     _add_model(app, replica)
     _add_tokenizer(app, replica)
     _add_health(app, replica)
+    _add_usage(app, replica, internal_token)
     return _Stamp(app, replica)
 
 
@@ -123,6 +130,26 @@ def _add_health(app: FastAPI, replica: Replica) -> None:
     @app.get(wire.METRICS_PATH, **exposes())
     async def metrics() -> Response:
         return Response(replica.serving.bridge.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_usage(app: FastAPI, replica: Replica, internal_token: str | None) -> None:
+    @app.post(wire.USAGE_PATH, include_in_schema=False)
+    async def usage(request: Request) -> Response:
+        if not is_gateway(request.headers, internal_token):
+            raise errors.ApiError(403, f"{wire.USAGE_PATH} is for this pool's gateways")
+        with replica.bodies.body() as held:
+            await held.receive(request)
+            asked = parse(held.raw, UsageBody)
+        if asked.end:
+            for request_id in asked.requests:
+                replica.usage.stop(request_id)
+        known = ((each, replica.usage.used(each)) for each in asked.requests)
+        told = {
+            each: tokens_used(used.num_prompt_tokens, used.num_output_tokens)
+            for each, used in known
+            if used is not None
+        }
+        return JSONResponse({"used": told})
 
 
 class _Stamp:

@@ -21,6 +21,7 @@ from chairlift_engine.server.door import Door
 from chairlift_engine.server.errors import ApiError, draining, engine_gone, loading, refusal_of
 from chairlift_engine.server.metrics import Metrics
 from chairlift_engine.server.order import OrderTaker
+from chairlift_engine.server.usage_book import UsageBook
 from chairlift_engine.tokenizer import Tokenizer
 from chairlift_protocol.load import Load
 from chairlift_protocol.policy import Policy
@@ -72,6 +73,7 @@ class Replica:
         self._idle = asyncio.Event()
         self._idle.set()
         self.bodies = BodyMemory()
+        self.usage = UsageBook()
         self.draining = False
         self.num_in_flight = 0
 

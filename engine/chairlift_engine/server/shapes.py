@@ -127,9 +127,14 @@ def usage_of(num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: 
     }
 
 
+def tokens_used(num_prompt_tokens: int, num_output_tokens: int) -> Json:
+    """As gateways are told."""
+    return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}
+
+
 def usage_comment(num_prompt_tokens: int, num_output_tokens: int) -> bytes:
     """In a stream; clients skip comments."""
-    told = {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}
+    told = tokens_used(num_prompt_tokens, num_output_tokens)
     return USAGE_COMMENT + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
 
 

@@ -43,6 +43,10 @@ class QuotaExceeded(Exception):
         self.outcome = outcome
 
 
+class NobodyAdmitted(Exception):
+    """Limits of 0, which no waiting helps against."""
+
+
 class QuotaUnavailable(Exception):
     """Redis is away, and the pool admits nobody without it."""
 
@@ -81,7 +85,7 @@ class Keeper:
     async def reserve(
         self, tenant: str, request_class: RequestClass, request_id: str, cost: int
     ) -> Grant:
-        """Raise QuotaExceeded or QuotaUnavailable."""
+        """Raise QuotaExceeded, NobodyAdmitted or QuotaUnavailable."""
         lease = Lease(
             holder_of(tenant, request_class), default_holder(request_class), request_id, cost,
             time.monotonic(),
@@ -91,7 +95,7 @@ class Keeper:
             return self._without_redis(lease)
         outcome, limits = answer
         if outcome.status in REFUSALS:
-            raise QuotaExceeded(limits, outcome)
+            raise NobodyAdmitted if limits.admits_nobody else QuotaExceeded(limits, outcome)
         lease.charge = outcome.number
         self.leases.add(lease)
         return Grant(lease, limits, outcome)
@@ -168,6 +172,9 @@ class Keeper:
         self.num_without_redis += 1
         # It is to be charged later, by a Redis that may never have heard of it.
         lease.num_unanswered += 1
+        if self._known(lease).admits_nobody:
+            self._withdraw(lease)
+            raise NobodyAdmitted
         if self._mode is OnRedisFailure.DENY:
             self._withdraw(lease)
             raise QuotaUnavailable
@@ -193,9 +200,11 @@ class Keeper:
         if lease.num_unanswered > 1:
             self.hand_over(Settlement(lease, 0, time.monotonic()))
 
+    def _known(self, lease: Lease) -> Limits:
+        return self.limits.get(lease.holder) or self.limits.get(lease.fallback) or UNLEARNT
+
     def _share(self, lease: Lease) -> Limits:
-        known = self.limits.get(lease.holder) or self.limits.get(lease.fallback) or UNLEARNT
-        return share_of(known, self.num_gateways)
+        return share_of(self._known(lease), self.num_gateways)
 
 
 @lru_cache(maxsize=4096)

@@ -156,3 +156,20 @@ def until() -> Callable[..., Awaitable[None]]:
                 await asyncio.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture
+async def metered(start_gateway: Any, shared_redis: Any, pool_in: Any) -> Any:
+    """A gateway before these engines, and its pool. Requests are of the tenant acme."""
+
+    async def start(*engines: Any, limits: Any = None, **settings: Any) -> tuple[Any, Any]:
+        pool = pool_in(shared_redis)
+        pool.limit("acme", **(limits or {}))
+        gateway = await start_gateway(
+            *engines, redis=RedisAddress(shared_redis.url), quota_pool=pool.name,
+            trusted_tenant_header=b"x-tenant", **settings,
+        )  # fmt: skip
+        gateway.client.headers["x-tenant"] = "acme"
+        return gateway, pool
+
+    return start

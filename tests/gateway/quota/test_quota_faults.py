@@ -15,6 +15,7 @@ from chairlift_gateway.quota import upkeep as upkeep_module
 from chairlift_gateway.quota.connection import TIMEOUT_S, RedisAddress
 from chairlift_gateway.quota.keeper import (
     Keeper,
+    NobodyAdmitted,
     OnRedisFailure,
     QuotaExceeded,
     QuotaUnavailable,
@@ -104,6 +105,24 @@ async def test_denying_refuses_everybody(
     await trouble(fault, server, pool, keeper, until)
     with pytest.raises(QuotaUnavailable):
         await keeper.reserve("acme", CHAT, "r", 1)
+
+
+@pytest.mark.parametrize("mode", list(OnRedisFailure))
+async def test_a_class_that_is_closed_is_closed_in_every_mode_and_leaves_no_lease(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any, mode: OnRedisFailure
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("acme", concurrency=0)
+    keeper = await gateway_on(RedisAddress(server.url), pool, mode)
+    await until(lambda: "acme/interactive" in keeper.limits)
+    with pytest.raises(NobodyAdmitted):
+        await keeper.reserve("acme", CHAT, "r1", 1)
+    assert int(pool.client.hget(pool.keys.account("acme/interactive"), "refused")) == 1
+    await trouble(stop, server, pool, keeper, until)
+    with pytest.raises(NobodyAdmitted):
+        await keeper.reserve("acme", CHAT, "r2", 1)
+    assert keeper.leases.of("acme/interactive") == []
 
 
 @FAULTS

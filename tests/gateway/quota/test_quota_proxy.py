@@ -9,40 +9,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from chairlift_gateway.quota import connection
-from chairlift_gateway.quota import keeper as keeper_module
 from chairlift_gateway.quota.connection import RedisAddress
 from chairlift_gateway.quota.keeper import OnRedisFailure
 from chairlift_protocol.wire import USAGE_COMMENT, USAGE_HEADER
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patient")]
 
 PROMPT_TOKENS = 7
 DONE = b"data: [DONE]\n\n"
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis behaves here, and a busy machine is no outage."""
-    for module in (keeper_module, connection):
-        monkeypatch.setattr(module, "TIMEOUT_S", 5.0)
-
-
-@pytest.fixture
-async def metered(start_gateway: Any, shared_redis: Any, pool_in: Any) -> Any:
-    """A gateway before these engines, and its pool. Requests are of the tenant acme."""
-
-    async def start(*engines: Any, limits: Any = None, **settings: Any) -> tuple[Any, Any]:
-        pool = pool_in(shared_redis)
-        pool.limit("acme", **(limits or {}))
-        gateway = await start_gateway(
-            *engines, redis=RedisAddress(shared_redis.url), quota_pool=pool.name,
-            trusted_tenant_header=b"x-tenant", **settings,
-        )  # fmt: skip
-        gateway.client.headers["x-tenant"] = "acme"
-        return gateway, pool
-
-    return start
 
 
 def comment(num_tokens: int) -> bytes:
@@ -112,25 +86,6 @@ async def test_a_client_that_leaves_midway_is_charged_what_came(
         assert pool.num_leases("acme") == 1
     await until(lambda: pool.used("acme") == PROMPT_TOKENS + 4)
     assert pool.num_leases("acme") == 0
-
-
-async def test_a_client_that_leaves_before_anything_came_is_charged_what_an_engine_was_at(
-    start_engine: Any, metered: Any, until: Any
-) -> None:
-    """The prompt of a stream; of a whole answer, what was reserved, since nobody can tell."""
-
-    async def silent(request: web.Request) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    for body, charged in ((b'{"stream": true}', 4), (b'{"max_tokens": 50}', 5 + 50)):
-        engine = await start_engine(silent)
-        gateway, pool = await metered(engine)
-        asking = asyncio.create_task(gateway.post(data=body).__aenter__())
-        await engine.asked.wait()
-        asking.cancel()
-        await until(lambda pool=pool, charged=charged: pool.used("acme") == charged)
-        assert pool.num_leases("acme") == 0
 
 
 async def test_failures_before_a_first_token_cost_nothing(
@@ -249,7 +204,38 @@ async def test_what_asks_for_no_tokens_costs_nothing(start_engine: Any, metered:
     async with gateway.post("/tokenize") as answer:
         assert answer.status == 200
     async with gateway.post() as answer:
-        assert answer.status == 429
+        assert answer.status == 403
+
+
+@pytest.mark.parametrize("limit", ["concurrency", "requests_per_minute", "tokens_per_minute"])
+async def test_a_class_that_is_closed_gets_403_and_is_not_told_to_come_back(
+    start_engine: Any, metered: Any, limit: str
+) -> None:
+    engine = await start_engine(whole)
+    gateway, _ = await metered(engine, limits={limit: 0})
+    async with gateway.post("/batch/v1/completions") as answer:
+        assert answer.status == 403
+        assert "retry-after" not in answer.headers
+        assert (await answer.json())["error"] == {
+            "message": "Not allowed for tenant acme's batch class: its limits admit no request.",
+            "type": "invalid_request_error", "param": None, "code": "class_not_allowed",
+        }  # fmt: skip
+    samples = await gateway.samples()
+    key = ("chairlift_gateway_tenant_requests_refused_total", "batch", "not_allowed", "acme")
+    assert samples[key] == 1
+    assert not engine.requests
+
+
+async def test_who_may_only_borrow_is_served_by_an_idle_pool_and_told_to_come_back_otherwise(
+    start_engine: Any, metered: Any
+) -> None:
+    limits = {"tokens_per_minute": 0, "may_borrow": True}
+    gateway, pool = await metered(await start_engine(whole), limits=limits)
+    async with gateway.post() as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (429, "60")
+    pool.client.set(pool.keys.idle, 1)
+    async with gateway.post() as answer:
+        assert answer.status == 200
 
 
 async def test_a_pool_that_denies_without_redis_says_503(

@@ -1,0 +1,80 @@
+"""What requests have used, by the id that a gateway gave each: all that run, and the last to end.
+
+A gateway reads a stream's tokens as they come; of an answer that comes as a whole it can only ask,
+and it asks once its client has left. Lives on the event loop; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+# A gateway asks within seconds of an end; so many end in minutes. About a megabyte.
+MAX_ENDED: Final = 4096
+
+
+class Generating(Protocol):
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all choices together."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    num_prompt_tokens: int
+    generation: Generating
+
+    @property
+    def used(self) -> Used:
+        return Used(self.num_prompt_tokens, self.generation.num_output_tokens)
+
+
+class UsageBook:
+    def __init__(self, max_ended: int = MAX_ENDED) -> None:
+        self._max_ended = max_ended
+        self._running: dict[str, _Running] = {}
+        self._ended: OrderedDict[str, Used] = OrderedDict()
+
+    @contextmanager
+    def entered(
+        self, request_id: str | None, num_prompt_tokens: int, generation: Generating
+    ) -> Iterator[None]:
+        """While it runs. None: nobody will ask. Sent again, it takes the first one's place."""
+        if request_id is None:
+            yield
+            return
+        running = self._running[request_id] = _Running(num_prompt_tokens, generation)
+        try:
+            yield
+        finally:
+            if self._running.get(request_id) is running:
+                del self._running[request_id]
+                self._note(request_id, running.used)
+
+    def used(self, request_id: str) -> Used | None:
+        """None of one that was never begun here, or ended long ago."""
+        running = self._running.get(request_id)
+        return self._ended.get(request_id) if running is None else running.used
+
+    def stop(self, request_id: str) -> None:
+        """End it, if it runs; what it has used is final then."""
+        if (running := self._running.get(request_id)) is not None:
+            running.generation.stop()
+
+    def _note(self, request_id: str, used: Used) -> None:
+        self._ended[request_id] = used
+        self._ended.move_to_end(request_id)
+        if len(self._ended) > self._max_ended:
+            self._ended.popitem(last=False)

@@ -1,0 +1,311 @@
+"""What requests cost that end before their answer did: true use, however a client hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from chairlift_engine.clock import MonotonicClock
+from chairlift_engine.config import Capacity
+from chairlift_engine.server.engine_server import EngineServer, LoadedModel, ServerSettings
+from chairlift_engine.simulator import SimulatorRunner
+from chairlift_engine.simulator_profile import Profile
+from chairlift_engine.tokenizer import ByteTokenizer
+from chairlift_gateway import estimate, metering
+from chairlift_gateway.quota import leases, upkeep
+from chairlift_protocol.wire import REQUEST_ID_HEADER
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patient")]
+
+PROMPT = "Snow"
+PROMPT_TOKENS = 1 + len(PROMPT)  # a byte tokenizer's, with one for the beginning
+STEP_MS = 5.0
+
+
+@dataclass
+class RealEngine:
+    """The engine as it is, with a simulated model, in the test's event loop."""
+
+    url: str
+    server: EngineServer
+    name: str = "r0"
+
+    @property
+    def num_made(self) -> int:
+        """Tokens of all answers so far."""
+        text = self.server.replica.serving.bridge.render_metrics().decode()
+        name = "vllm:generation_tokens_total{"
+        return int(float(next(ln for ln in text.splitlines() if ln.startswith(name)).split()[-1]))
+
+    @property
+    def num_running(self) -> int:
+        load = self.server.replica.load
+        return -1 if load is None else load.num_running
+
+
+@pytest.fixture
+async def real_engine() -> AsyncIterator[RealEngine]:
+    clock, tokenizer = MonotonicClock(), ByteTokenizer()
+    profile = Profile(a_ms=STEP_MS, noise=0.0)
+    capacity = Capacity(
+        batch_size=8, step_tokens=256, num_blocks=2048, block_tokens=8, model_length_tokens=4096
+    )
+    loaded = LoadedModel(
+        SimulatorRunner(profile, clock), tokenizer, capacity, tokenizer.eos_token_ids
+    )
+    server = EngineServer(
+        ServerSettings("tiny", internal_token="pool-token"), lambda: loaded, clock
+    )
+    public, admin = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    bound = asyncio.Event()
+    running = asyncio.create_task(server.run(public, admin, bound.set))
+    await bound.wait()
+    while server.replica.not_ready_because is not None:
+        await asyncio.sleep(0.01)
+    yield RealEngine(f"http://127.0.0.1:{public.getsockname()[1]}", server)
+    server.stop()
+    await running
+
+
+async def never(request: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@contextlib.asynccontextmanager
+async def asking(gateway: Any, body: object) -> AsyncIterator[None]:
+    """A client that leaves when this ends."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    async def ask() -> None:
+        async with gateway.post(data=data) as answer:
+            await answer.read()
+
+    task = asyncio.create_task(ask())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_client_that_leaves_the_real_engine_is_charged_what_it_made(
+    real_engine: RealEngine, metered: Any, until: Any, num_choices: int, is_stream: bool
+) -> None:
+    gateway, pool = await metered(real_engine)
+    body = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True,
+        "n": num_choices, "stream": is_stream,
+    }  # fmt: skip
+    async with asking(gateway, body):
+        await until(lambda: real_engine.num_made >= 60, within_s=30.0)
+    await until(lambda: real_engine.num_running == 0)
+    await until(lambda: pool.num_leases("acme") == 0)
+    charged = pool.used("acme") - PROMPT_TOKENS
+    # Tokens of the step that was under way when it ended were made for nobody.
+    assert 60 <= charged <= real_engine.num_made
+
+
+async def test_hanging_up_again_and_again_runs_into_the_limit_as_answers_do(
+    real_engine: RealEngine, metered: Any, until: Any
+) -> None:
+    """However small the tenant's answers were before, by which reservations go."""
+    limits = {"tokens_per_minute": 60, "burst_ms": 60_000}
+    gateway, pool = await metered(real_engine, limits=limits)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2, "ignore_eos": True}
+    for _ in range(4):
+        async with gateway.post(data=json.dumps(body).encode()) as answer:
+            assert answer.status == 200
+    made_before = real_engine.num_made
+    async with asking(gateway, {**body, "max_tokens": 2000}):
+        await until(lambda: real_engine.num_made >= made_before + 120, within_s=30.0)
+    await until(lambda: pool.num_leases("acme") == 0)
+    async with gateway.post(data=json.dumps(body).encode()) as answer:
+        assert answer.status == 429
+
+
+async def test_the_engine_is_asked_by_the_name_that_it_was_given_and_told_to_end(
+    start_engine: Any, metered: Any, until: Any
+) -> None:
+    engine = await start_engine(never)
+    engine.used = (7, 300)
+    gateway, pool = await metered(engine)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await engine.asked.wait()
+    await until(lambda: pool.used("acme") == 307)
+    name = engine.requests[0].headers[REQUEST_ID_HEADER]
+    assert engine.usage_asked == [{"requests": [name], "end": True}]
+    await gateway.until_sample(307, "chairlift_gateway_tenant_tokens_total", "interactive", "acme")
+
+
+async def test_tokens_that_a_client_did_not_wait_for_are_charged_in_a_stream_too(
+    start_engine: Any, metered: Any, sse: Any, token: Any, until: Any
+) -> None:
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response: web.StreamResponse = await sse(request)
+        await response.write(token("a"))
+        return await never(request)
+
+    engine = await start_engine(slow)
+    engine.used = (7, 40)
+    gateway, pool = await metered(engine)
+    async with gateway.post(data=b'{"stream": true}') as answer:
+        await answer.content.readexactly(len(token("a")))
+    await until(lambda: pool.used("acme") == 47)
+
+
+@pytest.mark.parametrize(
+    ("used", "body", "charged"),
+    [
+        # Of an engine that cannot be asked: all that it could have made.
+        (None, b'{"max_tokens": 500}', 5 + 500),
+        (None, b'{"max_tokens": 500, "n": 2, "x": {"stream": true}}', 13 + 1000),
+        (None, b'{"stream": true}', 4),
+        # It was never begun: its engine was still reading it.
+        ((), b'{"max_tokens": 500}', 5),
+    ],
+)
+async def test_what_no_engine_tells_is_bounded_by_what_the_request_allows(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch,
+    used: tuple[int, ...] | None, body: bytes, charged: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
+    engine = await start_engine(never)
+    engine.used = used
+    gateway, pool = await metered(engine)
+    async with asking(gateway, body):
+        await engine.asked.wait()
+    await until(lambda: engine.usage_asked and pool.num_leases("acme") == 0)
+    assert pool.used("acme") == charged
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["", "ok", "[]", "{}", '{"used": 5}', '{"used": {"a": {}}}', "[" * 100_000,
+     '{"used": {"a": {"prompt_tokens": Infinity, "completion_tokens": 1}}}'],
+)  # fmt: skip
+async def test_an_engine_that_means_something_else_by_the_question_cannot_be_asked(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
+
+    async def other(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=told)
+
+    engine = await start_engine(never)
+    monkeypatch.setattr(engine, "_usage", other)
+    gateway, pool = await metered(engine)
+    async with asking(gateway, b'{"max_tokens": 500}'):
+        await engine.asked.wait()
+    await until(lambda: pool.used("acme") == 5 + 500)
+
+
+async def test_a_running_whole_answers_lease_says_how_far_it_is_for_a_gateway_that_is_killed(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
+    monkeypatch.setattr(leases, "RENEW_AFTER_S", 0.05)
+    monkeypatch.setattr(upkeep, "ROUND_S", 0.02)
+    engine = await start_engine(never)
+    engine.used = (7, 300)
+    gateway, pool = await metered(engine)
+
+    def reserved() -> int:
+        return int(pool.client.hget(pool.keys.account("acme/interactive"), "reserved") or 0)
+
+    async with asking(gateway, {"max_tokens": 1000}):
+        await until(lambda: reserved() == 307)
+        assert not any(asked["end"] for asked in engine.usage_asked)
+    await until(lambda: reserved() == 0)
+
+
+async def test_a_request_that_is_tried_twice_is_charged_once(
+    start_engine: Any, metered: Any, write_endpoints: Any, until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
+    may_break = asyncio.Event()
+
+    async def breaking(request: web.Request) -> web.StreamResponse:
+        await may_break.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionError
+
+    async def whole(request: web.Request) -> web.StreamResponse:
+        usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+        return web.json_response({"choices": [{"text": "hello"}], "usage": usage})
+
+    first, second = await start_engine(breaking), await start_engine(whole, name="r1")
+    first.used = (7, 300)
+    gateway, pool = await metered(first)
+    asked = asyncio.create_task(gateway.post().__aenter__())
+    await until(lambda: len(first.usage_asked) >= 2)
+    write_endpoints(second)
+    may_break.set()
+    assert (await asked).status == 200
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 12
+
+
+async def test_an_engine_that_dies_in_a_whole_answer_costs_what_it_was_known_to_have_made(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
+    may_break = asyncio.Event()
+
+    async def breaking(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        await may_break.wait()
+        await response.prepare(request)
+        await response.write(b'{"choices"')
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    engine = await start_engine(breaking)
+    engine.used = (7, 300)
+    gateway, pool = await metered(engine)
+    asked = asyncio.create_task(gateway.post().__aenter__())
+    await until(lambda: len(engine.usage_asked) >= 2)
+    may_break.set()
+    assert (await asked).status == 502
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 307
+
+
+async def test_an_engine_that_is_gone_when_it_is_asked_costs_what_was_reserved(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dead(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionError
+
+    engine = await start_engine(never)
+    monkeypatch.setattr(engine, "_usage", dead)
+    gateway, pool = await metered(engine)
+    async with asking(gateway, b'{"max_tokens": 50}'):
+        await engine.asked.wait()
+    await until(lambda: pool.used("acme") == 5 + 50)
+
+
+async def test_a_gateway_that_cuts_requests_off_charges_what_their_engines_made(
+    start_engine: Any, metered: Any, until: Any
+) -> None:
+    engine = await start_engine(never)
+    engine.used = (7, 300)
+    gateway, pool = await metered(engine)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await engine.asked.wait()
+        gateway.gateway.cut_off()
+        await until(lambda: pool.used("acme") == 307)
