@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 from chairlift_e2e.fake_kube import FakeKube
@@ -48,7 +47,7 @@ class FakeRedis:
 
     async def sync(
         self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
-        rates: Mapping[str, int] = MappingProxyType({}),
+        rates: Mapping[str, int],
     ) -> Mapping[str, Counts]:  # fmt: skip
         assert pool == "team/chat"
         self.on_sync()

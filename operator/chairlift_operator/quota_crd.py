@@ -74,8 +74,8 @@ DESCRIPTIONS: Final = {
     "that serve; at most 100 %, or Unknown.",
     **_use("status.interactive", "interactive"),
     **_use("status.batch", "batch"),
-    "status.conditions": "Accepted, KeysMissing, RedisReachable, Limited, Ready; each message says "
-    "what to check.",
+    "status.conditions": "Accepted, KeysMissing, RedisReachable, Limited, RatesLowered, Ready; "
+    "each message says what to check.",
     "status.conditions[]": "One statement on the quota.",
     "status.conditions[].type": "What it is about.",
     "status.conditions[].status": "True, False or Unknown.",

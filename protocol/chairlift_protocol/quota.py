@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from chairlift_protocol.wire import RequestClass
@@ -47,7 +47,8 @@ class Limits:
 
     burst_ms: how much of tokens and requests may come at once, as time of their rates.
     may_borrow: tokens do not bind while the pool is idle; what is owed then has a bound.
-    lowered_from: the tokens per minute that were set, while fewer are in force.
+    lowered_from: the tokens per minute that were set, while fewer are in force; only the script
+    says so.
     """
 
     tokens_per_minute: int | None = None
@@ -80,7 +81,6 @@ class Limits:
             "tokens_per_minute": self.tokens_per_minute,
             "requests_per_minute": self.requests_per_minute,
             "concurrency": self.concurrency,
-            "lowered_from": self.lowered_from,
         }
         when_idle = "borrow" if self.may_borrow else "refuse"
         stated = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -92,13 +92,6 @@ class Limits:
         """Now and later. Those that may only borrow their tokens wait for an idle pool instead."""
         has_no_tokens = self.tokens_per_minute == 0 and not self.may_borrow
         return has_no_tokens or self.requests_per_minute == 0 or self.concurrency == 0
-
-    def lowered_to(self, tokens_per_minute: int | None) -> Self:
-        """None lowers nothing; nor does a rate of none, or one that would raise what is set."""
-        known, rate = self.tokens_per_minute, tokens_per_minute
-        if known is None or rate is None or not 1 <= rate < known:
-            return self
-        return replace(self, tokens_per_minute=rate, lowered_from=known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def test_a_refusal_says_which_limit_and_when_to_come_back(
 
 
 def test_a_refusal_says_that_a_limit_is_lowered_where_that_is_why() -> None:
-    limits = Limits(tokens_per_minute=60, requests_per_minute=7).lowered_to(20)
+    limits = Limits(tokens_per_minute=20, requests_per_minute=7, lowered_from=60)
     told = dict(ratelimit_headers(limits, Outcome(Status.TOKENS, 0, 0, 7)))
     assert told[b"x-ratelimit-limit-tokens"] == b"20"
     why = "20 tokens per minute (lowered from 60 while the pool is congested). Please"

@@ -198,7 +198,7 @@ def test_rates_come_back_by_a_fifth_in_ten_seconds_interactive_ones_first() -> N
     told = rounds.pass_s(20, is_crowded=False)
     assert told["b/interactive"] == pytest.approx(1.2**2 * low["b/interactive"], abs=1)
     assert told["a/batch"] == low["a/batch"]
-    while len(told) > 1:
+    while told["b/interactive"] < CARRIED:
         assert told["a/batch"] == low["a/batch"]
         told = rounds.pass_s(4, is_crowded=False)
     assert rounds.pass_s(20, is_crowded=False)["a/batch"] > low["a/batch"]
@@ -222,14 +222,79 @@ def test_batch_work_gets_what_interactive_work_leaves_give_or_take_a_step(left: 
     assert sum(settled) / len(settled) == pytest.approx(left, rel=0.1)
 
 
-def test_what_a_round_does_not_know_is_told_to_nobody_and_soon_forgotten() -> None:
+def test_batch_work_does_not_wait_for_interactive_limits_beyond_what_the_pool_carries() -> None:
+    rounds = Rounds(batch("a", 60_000, None), chat("*", 10_000_000, None), chat("b", 10**9, None))
+    low = rounds.pass_s(600, is_crowded=True)
+    assert len(low) == 3
+    told = rounds.pass_s(80, is_crowded=False)
+    assert told["a/batch"] > 1.2**2 * low["a/batch"]
+    assert told["b/interactive"] < 10**9
+
+
+def test_a_high_limit_for_everybody_else_does_not_keep_a_tenants_batch_work_from_yielding() -> None:
+    rounds = Rounds(batch("*", 10_000_000, None), batch("a", 60_000, 40_000))
+    rounds.pass_s(12, is_crowded=True)
+    assert rounds.lowered.rates["a/batch"] <= 40_000
+    assert rounds.pass_s(60, is_crowded=True)["a/batch"] <= 0.8**5 * 40_000
+
+
+def test_interactive_tenants_yield_where_nobody_knows_what_idle_batch_replicas_carry() -> None:
+    for batches in ([], [batch("*", 10_000_000, None)]):
+        rounds = Rounds(*batches, chat("b", 500_000, None))
+        rounds.batch_carried = None
+        assert rounds.pass_s(600, is_crowded=True) == {"b/interactive": CARRIED}
+
+
+def test_where_batch_work_asks_and_its_replicas_are_not_known_nobody_yields() -> None:
+    rounds = Rounds(batch("a", 60_000, None), chat("b", 500_000, None))
+    rounds.batch_carried = None
+    assert not rounds.pass_s(600, is_crowded=True)
+    rounds.batch_carried = 0.0
+    low = rounds.pass_s(40, is_crowded=True)
+    rounds.batch_carried = None
+    assert rounds.pass_s(100, is_crowded=True) == low
+
+
+@pytest.mark.parametrize("noise", [0.85, 1.15])
+def test_interactive_tenants_yield_although_what_the_pool_carries_is_told_with_noise(
+    noise: float,
+) -> None:
+    rounds = Rounds(batch("a", 60_000, None), chat("b", 500_000, None))
+    while rounds.lowered.floored_since_s is None:
+        rounds.pass_s(4, is_crowded=True)
+        assert rounds.now_s < 1400
+    since_s = rounds.lowered.floored_since_s
+    for number in range(20):
+        rounds.carried = CARRIED * (noise if number % 2 else 1.0)
+        rounds.pass_s(4, is_crowded=True)
+    assert rounds.lowered.floored_since_s == since_s
+    assert "b/interactive" in rounds.lowered.told
+
+
+def test_interactive_tenants_yield_although_what_a_batch_tenant_asks_for_goes_up_and_down() -> None:
+    loud, chats = batch("a", 60_000, None), chat("b", 500_000, None)
+    rounds = Rounds(batch("light", 60_000, 1_000), loud, chats)
+    while rounds.lowered.floored_since_s is None:
+        rounds.pass_s(4, is_crowded=True)
+        assert rounds.now_s < 1400
+    since_s = rounds.lowered.floored_since_s
+    rounds.pass_s(20, is_crowded=True)
+    for number in range(20):
+        light = batch("light", 60_000, 1_000 if number % 2 else 1_600)
+        rounds.askers = (light, loud, chats)
+        rounds.pass_s(4, is_crowded=True)
+    assert rounds.lowered.floored_since_s == since_s
+
+
+def test_while_nobody_knows_whether_requests_wait_rates_come_back_no_faster_than_they_may() -> None:
     rounds = Rounds(batch("a", 60_000, None))
-    low = rounds.pass_s(60, is_crowded=True)
-    assert rounds.pass_s(4, is_crowded=None) == {}
-    again = rounds.pass_s(4, is_crowded=True)
-    assert 0.8 * low["a/batch"] <= again["a/batch"] <= low["a/batch"]
-    rounds.pass_s(TOLD_S + 8, is_crowded=None)
-    assert not rounds.pass_s(4, is_crowded=True)
+    low = rounds.pass_s(60, is_crowded=True)["a/batch"]
+    risen = rounds.pass_s(12, is_crowded=None)["a/batch"]
+    assert risen == pytest.approx(1.2**1.2 * low, abs=1)
+    assert rounds.pass_s(4, is_crowded=True)["a/batch"] < risen  # what was seen before counts still
+    assert not rounds.pass_s(300, is_crowded=None)
+    rounds.pass_s(4, is_crowded=True)
+    assert rounds.lowered.budget is None  # by then one tick says nothing
 
 
 def test_an_old_look_at_the_pool_says_nothing() -> None:
@@ -238,6 +303,8 @@ def test_an_old_look_at_the_pool_says_nothing() -> None:
     old = Strain(rounds.now_s - TOLD_S - 1, True, CARRIED, 0.0)
     assert lower(rounds.askers, old, rounds.lowered, rounds.now_s).told == {}
     assert lower(rounds.askers, None, rounds.lowered, rounds.now_s).told == {}
+    fresh = Strain(rounds.now_s + TOLD_S + 1, True, CARRIED, 0.0)
+    assert lower(rounds.askers, fresh, rounds.lowered, fresh.at_s).told == {}  # begins anew
 
 
 @pytest.mark.parametrize("carried", [None, math.nan, math.inf, 0.0, -1.0])
@@ -368,6 +435,49 @@ def test_requests_that_hold_tokens_and_refusals_are_demand_too() -> None:
         for now_s in (60.0, 64.0):
             told = lowering.turn(roster, ledger, Strain(now_s, True, CARRIED, 0.0), now_s, ROUND_S)
         assert alone * 0.8 <= told["a/batch"] < alone
+
+
+def test_demand_of_requests_that_an_earlier_gateway_does_not_count_is_not_zero() -> None:
+    roster = Roster({"a/batch": Limits(80_000).to_json()}, NO_KEYS)
+    ledger = Ledger()
+    for at_s in range(0, 61, 5):
+        ledger.note(at_s, {"a/batch": Counts(0, 0, 3, None)})
+    lowering = Lowering()
+    for now_s in (60.0, 64.0, 68.0):
+        told = lowering.turn(roster, ledger, Strain(now_s, True, CARRIED, 0.0), now_s, ROUND_S)
+    assert 0.8 * 80_000 <= told["a/batch"] < 80_000
+
+
+def test_quotas_that_are_made_in_the_midst_of_congestion_take_no_part_before_they_ask() -> None:
+    ledger = Ledger()
+    ledger.note(1000.0, {"a/batch": Counts(500, 3, 1, 50)})
+    for at_s in (1004.0, 1008.0, 1012.0):
+        new = {f"n{number}/batch": Counts(700, 2, 0) for number in range(50)}
+        ledger.note(at_s, {"a/batch": Counts(500, 3, 1, 50), **new})
+        assert list(ledger.asking()) == ["a/batch"]
+    ledger.note(1016.0, {"n7/batch": Counts(700, 3, 0)})
+    assert list(ledger.asking()) == ["a/batch", "n7/batch"]
+
+
+def test_what_was_told_is_in_force_for_as_long_as_it_may_hold() -> None:
+    roster = Roster({"a/batch": Limits(80_000).to_json()}, NO_KEYS)
+    lowering, now_s, strain = Lowering(), 1000.0, None
+
+    def turn() -> Mapping[str, int]:
+        return lowering.turn(roster, _ledger(now_s, a=70_000), strain, now_s, ROUND_S)
+
+    for _ in range(3):
+        now_s += ROUND_S
+        strain = Strain(now_s, True, CARRIED, 0.0)
+        told = turn()
+    strain, seen_s = None, now_s
+    for _ in range(3):
+        now_s += ROUND_S
+        assert not turn()
+        assert lowering.rate("a/batch") == told["a/batch"] and lowering.classes == {BATCH}
+    now_s = seen_s + TOLD_S + 1
+    assert not turn()
+    assert lowering.rate("a/batch") is None and not lowering.classes
 
 
 def test_counters_that_could_not_be_read_lately_lower_nothing() -> None:

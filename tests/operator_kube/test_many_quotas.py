@@ -97,6 +97,21 @@ def test_every_tenant_is_measured_in_turn(run: Any) -> None:
     run(body)
 
 
+def test_those_that_ask_are_measured_in_every_turn(run: Any) -> None:
+    async def body(team: Team) -> None:
+        names = _fill(team, 2 * MEASURED_A_TURN + 1)
+        await team.turn(3)
+        busy = {f"{name}/interactive" for name in (names[0], names[MEASURED_A_TURN], names[-1])}
+        for holder in busy:
+            team.redis.counts[holder] = Counts(100, 0, 1, 50)
+        await team.turn(3)  # each was read since
+        for _ in range(3):
+            await team.turn()
+            assert busy <= set(team.redis.asked)
+
+    run(body)
+
+
 def test_so_many_statuses_are_written_in_a_turn_and_the_rest_at_once_after_it(run: Any) -> None:
     async def body(team: Team) -> None:
         names = _fill(team, 2 * MOST_WRITES + 1)

@@ -279,18 +279,23 @@ def test_rates_that_are_lowered_reach_redis_and_both_status_say_why(run: Any) ->
         assert team.condition("rest", "RatesLowered")[0] == "True"
         # Its batch work goes by the limits of everybody else.
         assert team.condition("beta", "RatesLowered")[0] == "True"
-        assert team.condition("late", "RatesLowered")[0] == "False"  # which is not in force
+        assert team.condition("late", "RatesLowered")[:2] == ("Unknown", "NotInForce")
         assert team.turns.condition is not None
         assert "batch work may use fewer tokens" in team.turns.condition.message
         await turn(1, is_crowded=None)
+        assert 2_500 < team.redis.rates["acme/batch"] < 2_750
+        team.turns.seen = None
+        await team.turn()
         assert team.redis.rates == {}
+        assert team.condition("acme", "RatesLowered")[0] == "True"  # Redis keeps it for a while
+        await team.turn(4)
         assert team.condition("acme", "RatesLowered")[0] == "False"
         assert "fewer tokens" not in team.turns.condition.message
-        await turn(2, is_crowded=True)
+        await turn(3, is_crowded=True)
         assert team.condition("acme", "RatesLowered")[0] == "True"
         team.set_pool({"redis": {**REDIS, "passwordSecret": "missing"}})
-        await turn(6, is_crowded=True)  # by then Redis has forgotten what it was told
-        assert team.condition("acme", "RatesLowered")[0] == "False"
+        await turn(1, is_crowded=True)
+        assert team.condition("acme", "RatesLowered")[:2] == ("Unknown", "RedisUnreachable")
 
     run(body)
 

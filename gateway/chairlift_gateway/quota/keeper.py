@@ -90,9 +90,12 @@ class Keeper:
             holder_of(tenant, request_class), default_holder(request_class), request_id, cost,
             time.monotonic(),
         )  # fmt: skip
-        answer = None if self.breaker.is_open else await self._ask(lease)
+        try:
+            answer = None if self.breaker.is_open else await self._ask(lease)
+        except LimitsError:  # Redis is there, for everybody else
+            return self._without_redis(lease, OnRedisFailure.LOCAL)
         if answer is None:
-            return self._without_redis(lease)
+            return self._without_redis(lease, self._mode)
         outcome, limits = answer
         if outcome.status in REFUSALS:
             raise NobodyAdmitted if limits.admits_nobody else QuotaExceeded(limits, outcome)
@@ -142,7 +145,8 @@ class Keeper:
             self.leases.owe(settlement)
 
     async def _ask(self, lease: Lease) -> tuple[Outcome, Limits] | None:
-        """None without an answer that helps."""
+        """None without an answer that helps. Raise LimitsError where there are limits that say
+        nothing."""
         call = self.store.submit(
             lease.holder, lease.fallback, "reserve", lease.request_id, lease.charge, LEASE_MS
         )
@@ -159,27 +163,27 @@ class Keeper:
             raise
         if outcome.status is Status.UNKNOWN:
             lease.num_unanswered -= 1
-            # Where it is this holder's alone, Redis holds those of the others.
-            if lease.holder not in self.unread and self.breaker.failed(at_once=True):
+            if outcome.number:
+                raise LimitsError("limits: cannot be read")
+            if self.breaker.failed(at_once=True):
                 self._opened("it does not hold this pool's limits")
             return None
-        if (limits := _parsed(text)) is None:
-            return None  # Redis may have admitted it, by what it made of them
+        limits = _parsed(text)  # else Redis may have admitted it, by what it made of them
         lease.num_unanswered -= 1
         return outcome, limits
 
-    def _without_redis(self, lease: Lease) -> Grant:
+    def _without_redis(self, lease: Lease, mode: OnRedisFailure) -> Grant:
         self.num_without_redis += 1
         # It is to be charged later, by a Redis that may never have heard of it.
         lease.num_unanswered += 1
         if self._known(lease).admits_nobody:
             self._withdraw(lease)
             raise NobodyAdmitted
-        if self._mode is OnRedisFailure.DENY:
+        if mode is OnRedisFailure.DENY:
             self._withdraw(lease)
             raise QuotaUnavailable
         limits, outcome = self._share(lease), UNMETERED
-        if self._mode is OnRedisFailure.LOCAL:
+        if mode is OnRedisFailure.LOCAL:
             request = Progress(lease.request_id, lease.charge, 0)
             running = [each for each in self.leases.of(lease.holder) if not each.is_local]
             outcome = self._local.reserve(
@@ -208,11 +212,8 @@ class Keeper:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: str) -> Limits | None:
-    try:
-        return Limits.from_json(text)
-    except LimitsError:
-        return None
+def _parsed(text: str) -> Limits:
+    return Limits.from_json(text)
 
 
 def _ms(seconds: float) -> int:

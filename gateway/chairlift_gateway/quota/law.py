@@ -6,7 +6,8 @@ leases, one for each request with an end of its own, that a living gateway renew
 
 - Whoever asks for more than a full bucket is admitted by a full one and owes the rest.
 - A tenant that may borrow is not refused tokens while the pool is idle. What it owes never exceeds
-  a full bucket; the others' debts have no bound but what their requests used.
+  a full bucket of the limit that is set, whatever a congested pool lowers it to; the others' debts
+  have no bound but what their requests used.
 - A lease that ends unsettled is charged what it reserved, or had used at its last renewal if that
   was more. A settlement that comes after all, within LATE_MS, corrects it.
 - Operations are idempotent by request id. A settlement whose reservation may never have been made
@@ -49,7 +50,8 @@ REFUSALS: Final = frozenset((Status.CONCURRENCY, Status.REQUESTS, Status.TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """number: tokens charged, or milliseconds until another try may succeed."""
+    """number: tokens charged, or milliseconds until another try may succeed; of UNKNOWN, 1 where
+    there are limits that say nothing, 0 where there are none."""
 
     status: Status
     number: int = 0
@@ -112,8 +114,7 @@ class Account:
             return self._outcome(*refusal)
         charge = cost
         if self._tokens is not None and limits.may_borrow:
-            room = self._tokens + _capacity(limits, limits.tokens_per_minute or 0)
-            charge = min(cost, max(0, room // UNIT))
+            charge = min(cost, max(0, (self._tokens + _most_owed(limits)) // UNIT))
         self._take(limits, charge)
         if self._requests is not None:
             self._requests -= UNIT
@@ -195,7 +196,7 @@ class Account:
         full = _capacity(limits, limits.tokens_per_minute or 0)
         self._tokens = min(full, self._tokens - num_tokens * UNIT)
         if limits.may_borrow:
-            self._tokens = max(-full, self._tokens)
+            self._tokens = max(-_most_owed(limits), self._tokens)
 
     def _outcome(self, status: Status, number: int = 0) -> Outcome:
         tokens, requests = self._tokens, self._requests
@@ -211,6 +212,11 @@ class Account:
 def _capacity(limits: Limits, rate: int) -> int:
     """At least one: else a small rate with a short burst would never admit anything."""
     return max(UNIT, rate * limits.burst_ms)
+
+
+def _most_owed(limits: Limits) -> int:
+    """By one that may borrow."""
+    return _capacity(limits, limits.lowered_from or limits.tokens_per_minute or 0)
 
 
 def _refilled(limits: Limits, level: int | None, rate: int | None, passed_ms: int) -> int | None:

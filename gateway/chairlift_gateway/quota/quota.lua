@@ -23,6 +23,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local texts = call('HMGET', LIMITS, HOLDER, FALLBACK)
 local text = texts[1] or texts[2]
+local is_there = text and true or false
 local is_read, limits = pcall(cjson.decode, text or '')
 if not is_read or type(limits) ~= 'table' then text, limits = nil, {} end
 
@@ -34,9 +35,10 @@ local token_rate, request_rate = bound('tokens_per_minute'), bound('requests_per
 local burst_ms = bound('burst_ms') or 30000
 local borrows = limits.when_idle == 'borrow'
 
--- While the pool is congested fewer tokens may be in force; never more than the limits say.
-local lowered = token_rate and tonumber(call('GET', texts[1] and RATE or FALLBACK_RATE))
-if lowered and lowered >= 1 and lowered < token_rate then
+-- While the pool is congested fewer tokens may be in force; never more than the limits say. Read in
+-- any case, so that a probe, whose limits may be none, finds out that it must not be.
+local stated_rate, lowered = token_rate, tonumber(call('GET', texts[1] and RATE or FALLBACK_RATE))
+if token_rate and lowered and lowered >= 1 and lowered < token_rate then
   limits.lowered_from, token_rate = token_rate, math.floor(lowered)
   limits.tokens_per_minute = token_rate
   text = cjson.encode(limits)
@@ -66,7 +68,7 @@ local function take(num_tokens)
   if not tokens then return end
   local full = capacity(token_rate)
   tokens = math.min(full, tokens - num_tokens * UNIT)
-  if borrows then tokens = math.max(-full, tokens) end
+  if borrows then tokens = math.max(-capacity(stated_rate), tokens) end
 end
 
 -- A reservation is its charge. 'x' before it: the lease expired, and the charge counts as used; 's':
@@ -105,8 +107,14 @@ local function sweep_leases()
   end
 end
 
+local num_leases
+
+-- The last that is done before the answer.
 local function save()
-  local ttl, values = IDLE_MS, {'at', now, 'used', used, 'reserved', math.max(0, reserved)}
+  num_leases = call('ZCARD', LEASES)
+  -- A gateway of another release may have ended a lease, and counted nothing.
+  reserved = num_leases == 0 and 0 or math.max(0, reserved)
+  local ttl, values = IDLE_MS, {'at', now, 'used', used, 'reserved', reserved}
   -- A limit that comes back begins with a full bucket.
   if tokens then
     values[7], values[8] = 'tokens', tokens
@@ -125,7 +133,7 @@ end
 local function reply(status, detail)
   local left = tokens and math.floor(tokens / UNIT) or ''
   local requests_left = requests and math.floor(requests / UNIT) or ''
-  return {status, detail, left, requests_left, call('ZCARD', LEASES), text or ''}
+  return {status, detail, left, requests_left, num_leases or call('ZCARD', LEASES), text or ''}
 end
 
 -- Operations ---------------------------------------------------------------------------------------
@@ -147,7 +155,7 @@ local function refusal(cost)
 end
 
 local function reserve(id, cost, lease_ms)
-  if not text then return reply('unknown', 0) end
+  if not text then return reply('unknown', is_there and 1 or 0) end
   sweep_leases()
   local kind, charge = reservation(state[5])
   if kind ~= 'none' then
@@ -162,7 +170,7 @@ local function reserve(id, cost, lease_ms)
   end
   charge = cost
   if tokens and borrows then
-    charge = math.min(cost, math.max(0, math.floor((tokens + capacity(token_rate)) / UNIT)))
+    charge = math.min(cost, math.max(0, math.floor((tokens + capacity(stated_rate)) / UNIT)))
   end
   take(charge)
   reserved = reserved + charge

@@ -37,6 +37,7 @@ class RedisFailure(Exception):
 class Call:
     """is_sent: it may have been carried out, also where its future failed."""
 
+    operation: str
     holder: str
     fallback: str
     arguments: Sequence[Any]
@@ -65,7 +66,7 @@ class Store:
 
     def submit(self, holder: str, fallback: str, operation: str, *arguments: Any) -> Call:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = Call(holder, fallback, (operation, holder, fallback, *arguments), future)
+        call = Call(operation, holder, fallback, arguments, future)
         self._waiting.append(call)
         self._has_waiting.set()
         self._is_idle.clear()
@@ -120,7 +121,8 @@ class Store:
         for call in batch:
             call.is_sent = True
             keys = script_keys(self._keys, call.holder, call.fallback)
-            pipeline.evalsha(self._sha, len(keys), *keys, *call.arguments)
+            names = (call.operation, call.holder, call.fallback)
+            pipeline.evalsha(self._sha, len(keys), *keys, *names, *call.arguments)
         return await pipeline.execute(raise_on_error=False)
 
     def _answer(self, batch: list[Call], replies: list[Any]) -> None:

@@ -54,6 +54,7 @@ class Upkeep:
         self._keys = keys
         self._name = secrets.token_hex(8)
         self._revision: bytes | None = None
+        self._is_held = False  # whether Redis had limits for everybody when they were loaded
         self._is_ending = False
         self._said: str | None = None
 
@@ -63,11 +64,11 @@ class Upkeep:
         call = self._keeper.store.submit(holder, holder, "sweep")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S + TIMEOUT_S):
-                _, limits = await call.future
-            if not limits:
-                return False
+                await call.future
             self._revision = None
             await self._learn()
+            if not self._is_held:
+                return False
         except (*REDIS_ERRORS, RedisFailure) as error:
             logger.debug("no quotas in Redis: %s", error)
             return False
@@ -162,7 +163,8 @@ class Upkeep:
                 if holder not in self._keeper.unread:
                     logger.warning("the limits of %s in Redis cannot be read: %s", holder, error)
         # Redis may have lost them; then the last ones known are the best there are.
-        if default_holder(RequestClass.INTERACTIVE) in limits:
+        self._is_held = default_holder(RequestClass.INTERACTIVE) in limits
+        if self._is_held:
             self._keeper.limits, self._keeper.unread = limits, unread
 
     def _renew(self, *, all_of_them: bool = False) -> None:

@@ -84,7 +84,8 @@ def quota_status(
     limited = _limited(refused)
     ready = _ready(verdict, standing)
     conditions = (
-        verdict.accepted, verdict.keys_missing, _reachable(standing), limited, _lowered(use), ready
+        verdict.accepted, verdict.keys_missing, _reachable(standing), limited,
+        _lowered(verdict, standing, use), ready,
     )  # fmt: skip
     return TenantQuotaStatus(
         observed_generation=generation,
@@ -147,7 +148,14 @@ def _limited(num_refused: int | None) -> Condition:
     return Condition(LIMITED, Truth.FALSE, "WithinLimits", told)
 
 
-def _lowered(use: Mapping[RequestClass, Use]) -> Condition:
+def _lowered(
+    verdict: Verdict, standing: Standing | None, use: Mapping[RequestClass, Use]
+) -> Condition:
+    if verdict.accepted.status is not Truth.TRUE or standing is None:
+        return Condition(LOWERED, Truth.UNKNOWN, "NotInForce", "Its limits are not in force.")
+    if standing.redis is not None:
+        told = f"Rates that were lowered end within seconds, in Redis: {standing.redis}."
+        return Condition(LOWERED, Truth.UNKNOWN, "RedisUnreachable", told)
     lowered = {c: u.lowered_to for c, u in use.items() if u.lowered_to is not None}
     if not lowered:
         told = "It may use the tokens per minute that are set."

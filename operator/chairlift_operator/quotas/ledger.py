@@ -19,12 +19,13 @@ LEAST_GAP_S: Final = 2.0  # readings between two are left out: changes may bring
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one holder: tokens and refusals so far, requests now and the tokens that they hold."""
+    """Of one holder: tokens and refusals so far, requests now and the tokens that they hold; None
+    where no gateway has counted those."""
 
     num_used: int
     num_refused: int
     num_running: int
-    num_reserved: int = 0
+    num_reserved: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

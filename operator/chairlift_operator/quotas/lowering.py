@@ -16,6 +16,7 @@ class Lowering:
 
     def __init__(self) -> None:
         self._lowered = Lowered()
+        self._in_force: Mapping[str, int] = {}
         self._limits: Mapping[str, str] = {}
 
     def turn(
@@ -35,17 +36,20 @@ class Lowering:
         is_needed = bool(self._lowered.rates) or (strain is not None and strain.is_crowded)
         askers = list(_askers(roster, ledger, now_s, every_s)) if is_needed else []
         self._lowered = lower(askers, strain, self._lowered, now_s)
+        # What was told holds on for as long as its rates are kept.
+        if self._lowered.told or not self._lowered.rates or self._lowered.at_s == now_s:
+            self._in_force = self._lowered.told
         return self._lowered.told
 
     def rate(self, holder: str) -> int | None:
         """None where it is as set: for it, or for all that have no limits of their own."""
         own = holder if holder in self._limits else f"{DEFAULT_TENANT}/{_class_of(holder)}"
-        return self._lowered.told.get(own)
+        return self._in_force.get(own)
 
     @property
     def classes(self) -> frozenset[RequestClass]:
         """Those of which a tenant's rate is lowered."""
-        return frozenset(RequestClass(_class_of(holder)) for holder in self._lowered.told)
+        return frozenset(RequestClass(_class_of(holder)) for holder in self._in_force)
 
 
 def _askers(roster: Roster, ledger: Ledger, now_s: float, every_s: float) -> Iterable[Asker]:

@@ -38,7 +38,6 @@ NEEDED_RIGHTS: Final = (
     "+multi", "+exec", "+hello", "+auth",
 )  # fmt: skip
 _COUNTS: Final = ("used", "refused", "reserved")
-_NONE_LOWERED: Final[Mapping[str, int]] = {}
 
 
 class StoreError(RuntimeError):
@@ -60,7 +59,7 @@ class RedisAccess:
 class QuotaStore(Protocol):
     async def sync(
         self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
-        rates: Mapping[str, int] = _NONE_LOWERED,
+        rates: Mapping[str, int],
     ) -> Mapping[str, Counts]:  # fmt: skip
         """Have the pool's limits be these, and say what the holders used. Raise StoreError.
 
@@ -87,7 +86,7 @@ class RedisStore:
 
     async def sync(
         self, pool: str, limits: Mapping[str, str], holders: Sequence[str], *, is_idle: bool,
-        rates: Mapping[str, int] = _NONE_LOWERED,
+        rates: Mapping[str, int],
     ) -> Mapping[str, Counts]:  # fmt: skip
         self._check_pause()
         try:
@@ -166,7 +165,7 @@ class RedisStore:
         answers = (await pipeline.execute())[1 + len(rates) :]
         pairs = zip(answers[::2], answers[1::2], strict=True)
         return {
-            holder: Counts(_number(used), _number(refused), int(num_running), _number(reserved))
+            holder: _counts(used, refused, reserved, int(num_running))
             for holder, ((used, refused, reserved), num_running) in zip(holders, pairs, strict=True)
         }
 
@@ -178,6 +177,15 @@ class RedisStore:
         told = _sentence(error, self._password_source)
         self._failed = (time.monotonic(), told)
         return StoreError(told)
+
+
+def _counts(
+    used: str | None, refused: str | None, reserved: str | None, num_running: int
+) -> Counts:
+    """A gateway of an earlier release keeps leases, and does not count what they hold."""
+    is_counted = reserved is not None or not num_running
+    num_reserved = _number(reserved) if is_counted else None
+    return Counts(_number(used), _number(refused), num_running, num_reserved)
 
 
 def _number(text: str | None) -> int:

@@ -22,7 +22,7 @@ from chairlift_gateway.quota.keeper import (
 )
 from chairlift_gateway.quota.local_law import UNLEARNT
 from chairlift_gateway.quota.upkeep import Upkeep, open_keeper
-from chairlift_protocol.quota import QuotaKeys
+from chairlift_protocol.quota import QuotaKeys, default_holder
 from chairlift_protocol.wire import RequestClass
 
 CHAT = RequestClass.INTERACTIVE
@@ -55,12 +55,15 @@ def demote(server: Any, pool: Any) -> None:
 FAULTS = pytest.mark.parametrize("fault", [stop, pause, fill_memory, lose_everything, demote])
 
 
-async def admitted(keeper: Keeper, num: int, cost: int = 1, tenant: str = "acme") -> list[Any]:
+async def admitted(
+    keeper: Keeper, num: int, cost: int = 1, tenant: str = "acme",
+    request_class: RequestClass = CHAT,
+) -> list[Any]:  # fmt: skip
     grants = []
     for _ in range(num):
         try:
             name = f"r{time.monotonic_ns()}"
-            grants.append(await keeper.reserve(tenant, CHAT, name, cost))
+            grants.append(await keeper.reserve(tenant, request_class, name, cost))
         except QuotaExceeded:
             continue
     return grants
@@ -170,6 +173,37 @@ async def test_a_field_that_cannot_be_read_costs_its_own_tenant_alone(
     assert len(warned) == 2
     pool.limit("acme", concurrency=1)
     await until(lambda: not {"acme/interactive"} & keeper.unread)
+
+
+@pytest.mark.parametrize("mode", list(OnRedisFailure))
+@pytest.mark.parametrize("request_class", list(RequestClass))
+async def test_limits_for_everybody_that_cannot_be_read_cost_those_alone_who_go_by_them(
+    start_redis: Any, pool_in: Any, gateway_on: Any, patient: None,
+    request_class: RequestClass, mode: OnRedisFailure,
+) -> None:  # fmt: skip
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("zeta", concurrency=3)
+    pool.client.hset(pool.keys.limits, default_holder(request_class), "{")
+    keeper = await gateway_on(RedisAddress(server.url), pool, mode)
+    assert not keeper.breaker.is_open
+    strangers = await admitted(keeper, 20, request_class=request_class)
+    assert len(strangers) == UNLEARNT.concurrency
+    assert all(grant.lease.is_local for grant in strangers)
+    assert not keeper.breaker.is_open
+    others = await admitted(keeper, 20, tenant="zeta", request_class=request_class)
+    assert len(others) == 3 and not any(grant.lease.is_local for grant in others)
+
+
+async def test_a_probe_does_not_take_a_redis_without_limits_for_one_that_holds_them(
+    start_redis: Any, pool_in: Any, gateway_on: Any, patient: None
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("acme", concurrency=1)
+    pool.client.hdel(pool.keys.limits, default_holder(CHAT))
+    keeper = await gateway_on(RedisAddress(server.url), pool)
+    assert keeper.breaker.is_open
 
 
 async def test_limits_are_read_past_what_is_no_text_in_fields_that_nobody_knows(

@@ -186,6 +186,24 @@ async def test_a_user_with_a_password_from_a_file_and_rights_on_one_pool_is_enou
     assert keeper.num_without_redis == 0
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("right", ["+get", "+hmget", "+zcard"])
+async def test_a_right_that_a_user_lacks_is_found_out_before_a_request_does(
+    start_redis: Any, pool_in: Any, gateway_on: Any, tmp_path: Path, right: str
+) -> None:
+    """Else each of them would open the breaker, and each probe close it."""
+    server = start_redis(password="admin")
+    pool = pool_in(server)
+    rights = [each for each in NEEDED_RIGHTS if each != right]
+    pool.client.execute_command(
+        "ACL", "SETUSER", "gateway", "on", ">secret", "~*", "-@all", *rights
+    )
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    keeper = await gateway_on(RedisAddress(server.url, "gateway", password), pool)
+    assert keeper.breaker.is_open
+
+
 @pytest.mark.parametrize(
     "url",
     [

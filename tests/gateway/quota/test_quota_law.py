@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,14 @@ operations = st.one_of(
 steps_ms = st.sampled_from([0, 1, 9, 10, 500, 1_000, 31_000, 599_000, 700_000, -5_000])
 
 
+def _in_force(stated: Limits, rate: int | None) -> Limits:
+    """While a rate is told."""
+    known = stated.tokens_per_minute
+    if known is None or rate is None or rate >= known:
+        return stated
+    return replace(stated, tokens_per_minute=rate, lowered_from=known)
+
+
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(limits, st.lists(st.tuples(steps_ms, operations), max_size=25))
 def test_redis_and_python_agree_on_every_outcome(
@@ -99,7 +108,7 @@ def test_redis_and_python_agree_on_every_outcome(
     account, stated, rate, is_idle, now_ms = Account(), first, None, False, 1_800_000_000_000
     for step_ms, (operation, *arguments) in history:
         now_ms += step_ms
-        in_force = stated.lowered_to(rate)
+        in_force = _in_force(stated, rate)
         if operation == "idle":
             is_idle = arguments[0]
             law.set_idle(is_idle)
@@ -250,7 +259,7 @@ def test_a_clock_set_back_neither_fills_nor_stops_the_bucket() -> None:
 
 def test_without_a_word_on_limits_redis_admits_nobody_and_changes_nothing(law: RedisLaw) -> None:
     law.client.flushall()
-    assert law(0, "reserve", "a", 1, 1_000).status is Status.UNKNOWN
+    assert law(0, "reserve", "a", 1, 1_000) == Outcome(Status.UNKNOWN, 0)
     assert set(law.client.keys()) == {CLOCK}
 
 
@@ -258,7 +267,7 @@ def test_without_a_word_on_limits_redis_admits_nobody_and_changes_nothing(law: R
 def test_limits_that_cannot_be_read_are_unknown(law: RedisLaw, text: str) -> None:
     law.client.flushall()
     law.client.hset(KEYS.limits, HOLDER, text)
-    assert law(0, "reserve", "a", 1, 1_000).status is Status.UNKNOWN
+    assert law(0, "reserve", "a", 1, 1_000) == Outcome(Status.UNKNOWN, 1)
 
 
 def test_a_tenant_without_limits_of_its_own_takes_the_default(law: RedisLaw) -> None:
@@ -302,6 +311,39 @@ def test_a_lowered_rate_holds_for_the_next_request_and_ends_with_its_key(law: Re
     assert (refused.status, refused.number) == (Status.TOKENS, 1_000)
     law.lower(None)
     assert law(1_200, "reserve", "b", 20, 1_000).status is Status.ADMITTED
+
+
+@pytest.mark.parametrize("cost", [500, 8_000, 20_000])
+def test_a_borrower_whose_rate_is_lowered_uses_no_more_than_that_and_its_own_burst(
+    law: RedisLaw, cost: int
+) -> None:
+    """However large its requests are: what they use beyond the lowered bucket is owed."""
+    stated = Limits(tokens_per_minute=60_000, burst_ms=30_000, may_borrow=True)
+    law.begin(stated)
+    law.lower(1_250)
+    account, in_force, used = Account(), replace(stated, tokens_per_minute=1_250), 0
+    in_force = replace(in_force, lowered_from=60_000)
+    num_minutes = 10
+    for now_ms in range(0, num_minutes * 60_000, 30_000):
+        name = f"r{now_ms}"
+        outcome = law(now_ms, "reserve", name, cost, 30_000)
+        assert outcome == account.reserve(in_force, name, cost, 30_000, now_ms)
+        if outcome.status is Status.ADMITTED:
+            used += cost
+            settled = law(now_ms, "settle", name, cost, 0)
+            assert settled == account.settle(in_force, name, cost, now_ms)
+    assert used <= 625 + 1_250 * num_minutes + cost
+
+
+def test_a_lease_that_another_release_ended_without_counting_it_is_not_held_for_ever(
+    law: RedisLaw,
+) -> None:
+    law.begin(Limits(tokens_per_minute=60_000))
+    law(0, "reserve", "killed", 700, 30_000)
+    law(0, "reserve", "b", 100, 30_000)
+    law.client.zrem(KEYS.leases(HOLDER), "killed")
+    law(1_000, "settle", "b", 100, 0)
+    assert law.account("reserved") == 0
 
 
 def test_a_tenant_without_limits_of_its_own_is_lowered_with_the_default_alone(

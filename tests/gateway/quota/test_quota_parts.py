@@ -24,7 +24,7 @@ from chairlift_protocol.quota import MAX_BURST_MS, Limits, LimitsError
 
 bounds = st.none() | st.integers(0, 1_000_000)
 limits = st.builds(Limits, bounds, bounds, st.none() | st.integers(0, 1000),
-                   st.integers(1, MAX_BURST_MS), st.booleans(), bounds)  # fmt: skip
+                   st.integers(1, MAX_BURST_MS), st.booleans())  # fmt: skip
 
 
 def lease(name: str, holder: str = "acme/interactive", renewed_at_s: float = 0.0) -> Lease:
