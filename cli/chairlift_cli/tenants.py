@@ -177,6 +177,7 @@ class LocalQuotas:
         self._strain: Strain | None = None
         self._ledger, self._lowering = Ledger(), Lowering()
         self._said: str | None = None
+        self._is_away = False  # Redis, at the last round
 
     def weights(self) -> Mapping[str, float] | None:
         """Of the tenants, for the engines; None where quotas say nothing of them."""
@@ -202,7 +203,7 @@ class LocalQuotas:
             await asyncio.sleep(ROUND_S)
 
     async def round(self, store: QuotaStore) -> None:
-        trouble = None
+        trouble, is_away = None, False
         try:
             self._reread()
         except CliError as error:
@@ -211,12 +212,13 @@ class LocalQuotas:
             if self._roster is not None:
                 await self._sync(store, self._roster)
         except StoreError as error:
+            is_away = True
             trouble = f"{str(error).rstrip('.')}; {without_redis(self._pool)}"
+        if self._is_away and not is_away:
+            self._say("quotas are in force again")
         if trouble is not None and trouble != self._said:
             self._say(trouble)
-        if trouble is None and self._said is not None:
-            self._say("quotas are in force again")
-        self._said = trouble
+        self._said, self._is_away = trouble, is_away
 
     async def _sync(self, store: QuotaStore, roster: Roster) -> None:
         now_s = time.monotonic()

@@ -26,6 +26,7 @@ class FakeKube:
     """Has the methods of `kube.api.Api`. writes: (verb, path, manager) of each, in order.
 
     holds: names of pods that never become ready. refuses: what is said to a write, by path.
+    hides: the status with which a read is answered, by path.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class FakeKube:
         self.pods: dict[str, FakePod] = {}
         self.holds: set[str] = set()
         self.refuses: dict[str, str] = {}
+        self.hides: dict[str, int] = {}
         self.bad_images: set[str] = set()
         self._version = 100
         self._num_made = self._num_started = 0
@@ -46,6 +48,8 @@ class FakeKube:
         return found
 
     async def find(self, path: str) -> Json | None:
+        if path in self.hides:
+            raise ApiError(self.hides[path], f"GET {path}: not read")
         return copy.deepcopy(self.objects.get(path))
 
     async def create(self, path: str, manifest: Json, manager: str) -> Json:

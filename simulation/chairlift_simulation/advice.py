@@ -15,7 +15,13 @@ from chairlift_operator.spec import InferencePool, Objective
 from chairlift_protocol.wire import RequestClass
 from chairlift_simulation.conditions import PoolResult
 from chairlift_simulation.records import TickState
-from chairlift_simulation.summary import BadRequest, Standing, Summary, bad_requests
+from chairlift_simulation.summary import (
+    BadRequest,
+    Standing,
+    Summary,
+    bad_requests,
+    most_interactive,
+)
 
 INTERACTIVE: Final = RequestClass.INTERACTIVE
 # A cause of fewer of the bad requests often ends with the others.
@@ -104,18 +110,19 @@ def _trial(
         case Standing.SLOTS_TAKEN if any(_is_at(each.tick, slots.max) for each in bad):
             return f"try --set interactive.batchSize.max={2 * slots.max}, if memory allows it"
     patience = "a longer interactive.slo.timeToFirstToken.threshold"
-    if most < bounds.max:
+    if most < most_interactive(pool):
         return f"try --set interactive.replicas.min={most + 1}, one more than it had, or {patience}"
     return f"try {patience}"
 
 
 def _one_more(pool: InferencePool) -> str:
-    """Of the bounds, those that let no further replica run."""
+    """Of the bounds, those that let no further replica run beside the least of batch work."""
     most, capacity = pool.spec.interactive.replicas.max, pool.spec.capacity
+    num_batch = pool.spec.replicas(RequestClass.BATCH).min
     settings = []
-    if capacity is None or most <= capacity.replicas:
+    if capacity is None or most <= capacity.replicas - num_batch:
         settings.append(f"--set interactive.replicas.max={most + 1}")
-    if capacity is not None and capacity.replicas <= most:
+    if capacity is not None and capacity.replicas - num_batch <= most:
         settings.append(f"--set capacity.replicas={capacity.replicas + 1}")
     return " ".join(settings)
 

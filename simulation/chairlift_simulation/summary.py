@@ -126,9 +126,15 @@ def _standing(pool: InferencePool, tick: TickState, journey: Journey, grown_s: f
     full = [r for r in own if r.num_waiting > 0 and r.num_running >= 0.9 * r.batch_size]
     if full and tick.at_s < grown_s:
         return Standing.UNGROWN
-    if len(own) >= min(pool.spec.replicas(INTERACTIVE).max, pool.spec.num_replicas):
+    if len(own) >= most_interactive(pool):
         return Standing.ALL_RUN
     return Standing.SLOTS_TAKEN if full else Standing.PROMPTS_QUEUED
+
+
+def most_interactive(pool: InferencePool) -> int:
+    """Replicas that may run beside the least of batch work, which a full pool keeps."""
+    left = pool.spec.num_replicas - pool.spec.replicas(BATCH).min
+    return min(pool.spec.replicas(INTERACTIVE).max, left)
 
 
 def _grown_s(ticks: Sequence[TickState]) -> float:

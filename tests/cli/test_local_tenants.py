@@ -111,6 +111,9 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
                 await quotas.round(store)
             assert store.limits == first and len(said) == 1
             assert said[0].startswith("quotas stay as they were: ")
+        _replace(path, EXAMPLE.read_text())
+        await quotas.round(store)
+        assert len(said) == 1  # they were in force all along
         _replace(path, EXAMPLE.read_text().replace("concurrency: 8", "concurrency: 9"))
         store.fails = "Redis cannot be reached."
         await quotas.round(store)
@@ -120,6 +123,13 @@ def test_limits_of_a_file_are_kept_and_a_broken_one_changes_nothing(tmp_path: Pa
             await quotas.round(store)
         assert said[2:] == ["quotas are in force again"]
         assert Limits.from_json(store.limits["acme/interactive"]).concurrency == 9
+        store.fails = "Redis cannot be reached."
+        await quotas.round(store)
+        store.fails = None
+        _replace(path, "")
+        await quotas.round(store)
+        assert said[4] == "quotas are in force again"
+        assert said[5].startswith("quotas stay as they were: ")
 
     asyncio.run(main())
 

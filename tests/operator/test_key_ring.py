@@ -68,6 +68,15 @@ def test_taking_gives_nobody_a_key(before: dict[str, Owner], after: dict[str, Ow
     }
 
 
+@given(books, books)
+def test_whoever_is_in_doubt_keeps_what_is_known_and_nobody_else_does(
+    known: dict[str, Owner], read: dict[str, Owner]
+) -> None:
+    keys = TenantKeys(read, frozenset({"acme"})).keeping([TenantKeys(known).whole, "broken"])
+    kept = {digest: owner for digest, owner in known.items() if owner[0] == "acme"}
+    assert keys.owners == {**read, **kept}
+
+
 @pytest.mark.parametrize("known", ["broken", "{}", '{"tenants": [1]}', "[]"])
 def test_a_document_that_is_none_is_said(known: str) -> None:
     with pytest.raises(ValueError):

@@ -17,7 +17,7 @@ from chairlift_operator.kube.key_reading import (
     READS_PER_S,
     KeyReader,
 )
-from chairlift_operator.quotas.key_secrets import SecretKeys
+from chairlift_operator.quotas.key_secrets import SecretKeys, read_keys
 
 
 class Shelf:
@@ -27,11 +27,14 @@ class Shelf:
         self.now_s = 1000.0
         self.asked: list[str] = []
         self.error: ApiError | None = None
+        self.broken: set[str] = set()
         self.is_cut = False
         self.reader = KeyReader(cast(Any, self), lambda: self.now_s)
 
     async def find(self, path: str) -> None:
         self.asked.append(path.rpartition("/")[2])
+        if self.asked[-1] in self.broken:
+            raise ApiError(500, "no matching key was found for AES-CBC transformer")
         if self.error is not None:
             raise self.error
 
@@ -75,6 +78,14 @@ def test_those_of_a_changed_quota_do_not_wait_for_their_turn(shelf: Shelf) -> No
     assert "s0123" in shelf.asked
 
 
+def test_those_of_a_changed_quota_come_before_new_ones_that_are_left(shelf: Shelf) -> None:
+    names = [f"s{number:04}" for number in range(3 * MOST_NEW)]
+    shelf.read(names)
+    known, left = names[0], names[-1]
+    shelf.read(names, fresh=[known, left])
+    assert shelf.is_cut and {known, left} <= set(shelf.asked[: NUM_AT_ONCE])
+
+
 def test_so_many_new_ones_are_read_in_a_turn_and_the_rest_is_said_to_be_left(shelf: Shelf) -> None:
     names = [f"s{number:04}" for number in range(MOST_NEW + 1)]
     first = shelf.read(names)
@@ -105,10 +116,22 @@ def test_changed_quotas_secrets_beyond_those_of_one_turn_are_the_nexts(shelf: Sh
     assert shelf.asked and seen | set(shelf.asked) == set(names)
 
 
-def test_a_server_that_is_away_is_not_asked_for_every_secret(shelf: Shelf) -> None:
-    shelf.error = ApiError(0, "the API server did not answer in time")
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+def test_a_server_that_is_away_or_busy_is_not_asked_for_every_secret(
+    shelf: Shelf, status: int
+) -> None:
+    shelf.error = ApiError(status, "no")
     shelf.read([f"s{number:04}" for number in range(MOST_NEW + 1)])
     assert len(shelf.asked) <= NUM_AT_ONCE and not shelf.is_cut
+
+
+def test_secrets_that_the_server_always_fails_on_hold_up_no_others(shelf: Shelf) -> None:
+    """Such as those that it cannot decrypt any more."""
+    bad = [f"a{number:02}" for number in range(3 * NUM_AT_ONCE)]
+    shelf.broken = set(bad)
+    for _ in range(4):
+        known = shelf.read([*bad, "b"])
+    assert known["b"] == read_keys("b", None) and all(known[name].is_unknown for name in bad)
 
 
 def test_only_another_content_counts_as_a_change(shelf: Shelf) -> None:
@@ -126,6 +149,7 @@ def test_only_another_content_counts_as_a_change(shelf: Shelf) -> None:
         (ApiError(0, "the API server did not answer in time"), False),
         (ApiError(503, "starting"), False),
         (ApiError(403, "forbidden"), True),
+        (ApiError(500, "etcdserver: request timed out"), True),
     ],
     ids=str,
 )
@@ -136,7 +160,7 @@ def test_only_an_answer_says_that_a_secret_cannot_be_had(
     read = shelf.read(["a"])["a"]
     assert (read is not None) is is_known
     if is_known:
-        assert read.trouble.reason == "NotReadable" and "Secret a" in read.trouble.message
+        assert read.is_unknown and "Secret a cannot be read" in read.trouble.message
 
 
 def test_what_was_known_stays_and_what_nobody_names_is_forgotten(shelf: Shelf) -> None:

@@ -130,6 +130,33 @@ def test_an_api_server_that_is_away_takes_no_key_from_anybody(
     run(body)
 
 
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_secret_that_a_new_leader_may_not_read_takes_no_key_and_one_that_is_gone_does(
+    run: Any, status: int
+) -> None:
+    async def body(team: Team) -> None:
+        for tenant in ("acme", "beta"):
+            team.set_secret(f"{tenant}-keys", one=f"{API_KEY}-{tenant}")
+            team.set_quota(tenant, tenant, keys=[{"secret": f"{tenant}-keys"}])
+        await team.turn()
+        assert tenants_of(team.kube) == {"acme", "beta"}
+        team.kube.hides["/api/v1/namespaces/team/secrets/acme-keys"] = status
+        team.drop_secret("beta-keys")
+        team.set_secret("gamma-keys", one=f"{API_KEY}-gamma")
+        team.set_quota("gamma", "gamma", keys=[{"secret": "gamma-keys"}])
+        team.lead_anew()
+        await team.turn(2)
+        assert tenants_of(team.kube) == {"acme", "gamma"}
+        assert team.condition("acme", "KeysMissing")[:2] == ("True", "NotReadable")
+        assert team.condition("beta", "KeysMissing")[:2] == ("True", "SecretNotFound")
+        team.kube.hides.clear()
+        team.drop_secret("acme-keys")
+        await team.turn()
+        assert tenants_of(team.kube) == {"gamma"}
+
+    run(body)
+
+
 def test_a_configmap_that_somebody_changed_is_set_again(run: Any) -> None:
     async def body(team: Team) -> None:
         team.set_secret("acme-keys", one=API_KEY)

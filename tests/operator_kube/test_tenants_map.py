@@ -38,8 +38,9 @@ def _digest(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def _keys(numbers: Iterable[int]) -> TenantKeys:
-    return TenantKeys({_digest(n): (f"t{n}", "interactive") for n in numbers})
+def _keys(numbers: Iterable[int], in_doubt: Iterable[int] = ()) -> TenantKeys:
+    owners = {_digest(n): (f"t{n}", "interactive") for n in numbers}
+    return TenantKeys(owners, frozenset(f"t{n}" for n in in_doubt))
 
 
 class Maps:
@@ -48,11 +49,11 @@ class Maps:
         objects = PoolObjects(("team", "chat"), self.kube.stores)
         self.maps = TenantsMap(objects, cast(Any, self.kube), Owner("u", "system/chairlift"))
 
-    def write(self, numbers: Iterable[int]) -> list[str]:
-        return self._done(self.maps.write(POOL, _keys(numbers)))
+    def write(self, numbers: Iterable[int], in_doubt: Iterable[int] = ()) -> list[str]:
+        return self._done(self.maps.write(POOL, _keys(numbers, in_doubt)))
 
-    def take(self, numbers: Iterable[int]) -> list[str]:
-        return self._done(self.maps.take(POOL, _keys(numbers)))
+    def take(self, numbers: Iterable[int], in_doubt: Iterable[int] = ()) -> list[str]:
+        return self._done(self.maps.take(POOL, _keys(numbers, in_doubt)))
 
     def _done(self, work: Any) -> list[str]:
         """What was written, in order."""
@@ -153,6 +154,64 @@ def test_a_foreign_configmap_in_the_place_of_a_part_is_left_alone(maps: Maps) ->
     with pytest.raises(Foreign, match="chat-tenants-5 exists"):
         maps.write(MANY)
     assert maps.kube.objects[PARTS[5]]["data"] == {"a": "b"} and MAP not in maps.kube.objects
+
+
+def _strip(maps: Maps, path: str) -> None:
+    """Of what says that it is this operator's."""
+    del maps.kube.objects[path]["metadata"]["annotations"]
+    maps.kube.stores.children["ConfigMap"].put(maps.kube.objects[path])
+
+
+def test_one_part_that_cannot_be_written_keeps_no_key_of_another_in_force(maps: Maps) -> None:
+    maps.write(MANY)
+    _strip(maps, PARTS[3])
+    maps.kube.refuses[PARTS[9]] = "quota exceeded"
+    left = [n for n in MANY if n % 2]
+    with pytest.raises(Foreign, match="chat-tenants-3 exists"):
+        maps.take(left)
+    out_of_reach = {n for n in MANY if shard_of(_digest(n)) in (3, 9)}
+    assert maps.known() == _named({*left, *out_of_reach})
+    with pytest.raises(Foreign, match="chat-tenants-3 exists"):
+        maps.write(MANY)
+    maps.kube.refuses.clear()
+    with pytest.raises(Foreign):
+        maps.write(left)
+    assert maps.known() == _named({*left, *(n for n in MANY if shard_of(_digest(n)) == 3)})
+
+
+def test_a_server_that_is_away_is_not_asked_for_every_part(
+    maps: Maps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    async def away(path: str, manifest: Any, manager: str) -> Any:
+        tried.append(path)
+        raise ApiError(0, "the API server did not answer in time")
+
+    monkeypatch.setattr(maps.kube, "apply", away)
+    with pytest.raises(ApiError, match="did not answer"):
+        maps.write(MANY)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("before", [range(3), MANY], ids=["one map", "parts"])
+def test_of_tenants_in_doubt_no_key_is_taken_of_others_those_that_went(
+    maps: Maps, before: range
+) -> None:
+    maps.write(before)
+    maps.take([2], in_doubt=[0])
+    assert maps.known() == _named([0, 2])
+    maps.write([2, 3], in_doubt=[0])
+    assert maps.known() == _named([0, 2, 3])
+    assert maps.write([2, 3], in_doubt=[0]) == []
+    maps.take([2, 3])
+    assert maps.known() == _named([2, 3])
+
+
+def test_tenants_in_doubt_keep_their_keys_while_these_are_parted(maps: Maps) -> None:
+    maps.write(range(3))
+    maps.write(MANY[1:], in_doubt=[0])
+    assert "shards" in maps.kube.objects[MAP]["data"] and maps.known() == _named(MANY)
 
 
 def test_a_pool_without_quotas_keeps_no_part(maps: Maps) -> None:

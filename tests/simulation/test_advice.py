@@ -53,6 +53,7 @@ def run_of(journeys: Sequence[Journey], *replicas: Sequence[ReplicaState]) -> Po
 
 LATE = [journey(due_s, 2.0) for due_s in (12.0, 14.0, 16.0, 18.0, 72.0)]
 FULL = replica("a", running=16, waiting=9)
+BATCH_PAIR = [ReplicaState(name, BATCH, True, False) for name in ("x", "y")]
 ONE_FREE, ONE_FULL = [replica("a")], [FULL]
 
 
@@ -117,6 +118,37 @@ ONE_FREE, ONE_FULL = [replica("a")], [FULL]
             "try --set capacity.replicas=3 (100 % of bad requests: all replicas that may run did)",
         ),
         (
+            ["interactive.replicas.max=4", "capacity.replicas=4", "batch.replicas.min=2",
+             "batch.replicas.max=2"],
+            LATE,
+            [[FULL, replica("b"), *BATCH_PAIR]],
+            "try --set capacity.replicas=5 (100 % of bad requests: all replicas that may run did)",
+        ),
+        (
+            ["interactive.replicas.max=2", "capacity.replicas=4", "batch.replicas.min=2",
+             "batch.replicas.max=2"],
+            LATE,
+            [[FULL, replica("b"), *BATCH_PAIR]],
+            "try --set interactive.replicas.max=3 --set capacity.replicas=5 "
+            "(100 % of bad requests: all replicas that may run did)",
+        ),
+        (
+            ["interactive.replicas.max=4", "capacity.replicas=4", "batch.replicas.max=2"],
+            LATE,
+            [[FULL, replica("b"), *BATCH_PAIR]],
+            "try --set interactive.replicas.min=3, one more than it had, or a longer "
+            "interactive.slo.timeToFirstToken.threshold "
+            "(100 % of bad requests: every slot was taken and no replica was asked for)",
+        ),
+        (
+            ["interactive.replicas.max=4", "capacity.replicas=4", "batch.replicas.min=2",
+             "batch.replicas.max=2"],
+            LATE,
+            [ONE_FULL] * 5 + [[FULL, replica("b")]],
+            "try a longer interactive.slo.timeToFirstToken.threshold "
+            "(80 % of bad requests: every slot was taken and no replica was asked for)",
+        ),
+        (
             ["interactive.batchSize.max=16"],
             LATE,
             [ONE_FULL],
@@ -148,7 +180,8 @@ ONE_FREE, ONE_FULL = [replica("a")], [FULL]
         ),
     ],
     ids=["starting", "none ready", "ungrown", "free slots", "draining", "maximum",
-         "maximum and capacity", "capacity", "batch size", "slots", "prompts", "gaps"],
+         "maximum and capacity", "capacity", "beside batch work", "maximum beside batch work",
+         "batch work gives way", "had all it may", "batch size", "slots", "prompts", "gaps"],
 )  # fmt: skip
 def test_the_cause_of_most_bad_requests_says_what_to_try(
     settings: list[str],

@@ -2,7 +2,7 @@
 read every Secret.
 
 Each is read again every few seconds, less often where there are many. What could not be read again
-stays as it was known.
+stays as it was known, and where nothing was known its tenant's keys stay as gateways know them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import heapq
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 from chairlift_operator.kube.api import Api, ApiError
 from chairlift_operator.kube.paths import SECRET
-from chairlift_operator.quotas.key_secrets import KeyTrouble, SecretKeys, read_keys
+from chairlift_operator.quotas.key_secrets import SecretKeys, read_keys, unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ NUM_AT_ONCE: Final = 8
 @dataclass(frozen=True, slots=True)
 class Reading:
     """secrets: by name, None where nothing is known. is_cut: there were more new ones than one turn
-    may read, and the API server answers."""
+    may read, and the API server answers them all."""
 
     secrets: Mapping[str, SecretKeys | None]
     is_cut: bool
@@ -54,7 +55,7 @@ class KeyReader:
     async def read(self, namespace: str, names: Collection[str], fresh: Collection[str]) -> Reading:
         """fresh: named by a changed quota, so read first."""
         keys = [(namespace, name) for name in dict.fromkeys(names)]
-        self._new |= {(namespace, name): None for name in sorted(fresh)}
+        self._new = {(namespace, name): None for name in sorted(fresh)} | self._new
         self._new |= {key: None for key in keys if key not in self._known}
         new = [key for key in self._new if key[0] == namespace]
         due_s = self._now_s() - max(LEAST_S, len(self._read_at_s) / READS_PER_S)
@@ -72,7 +73,8 @@ class KeyReader:
                 del known[key]
 
     async def _work(self, due: Iterator[SecretKey]) -> bool:
-        """A server that does not answer is not asked for the rest of them: False."""
+        """A server that does not answer, or has too much to do, is not asked for the rest of them
+        in this turn: False."""
         for key in due:
             self._read_at_s[key] = self._now_s()
             try:
@@ -80,10 +82,10 @@ class KeyReader:
             except ApiError as error:
                 logger.warning("%s/%s: its keys stay as they are known: %s", *key, error)
                 if error.is_refusal:
-                    told = f"Secret {key[1]} cannot be read: {error}"
-                    refused = SecretKeys(trouble=KeyTrouble("NotReadable", told))
-                    self._note(key, self._known.get(key, refused))
-                elif error.status == 0:
+                    self._note(key, self._known.get(key, unreadable(key[1], str(error))))
+                # A server error is noted too, so that one Secret of which nothing else can be had
+                # holds up no others.
+                if not error.is_refusal or error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                     return False
                 continue
             self._note(key, read_keys(key[1], secret))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Final
 
@@ -24,10 +25,22 @@ Owner = tuple[str, str]  # tenant and class
 
 
 class TenantKeys:
-    """owners: by digest. The documents are made once each, and only where they are asked for."""
+    """owners: by digest. in_doubt: tenants who may have other keys that could not be read. The
+    documents are made once each, and only where they are asked for."""
 
-    def __init__(self, owners: Mapping[str, Owner]) -> None:
-        self.owners = owners
+    def __init__(
+        self, owners: Mapping[str, Owner], in_doubt: frozenset[str] = frozenset()
+    ) -> None:
+        self.owners, self.in_doubt = owners, in_doubt
+
+    def keeping(self, known: Iterable[str]) -> TenantKeys:
+        """With the keys that known documents give to tenants in doubt: what could not be read
+        takes none. One that somebody broke gives none."""
+        kept: dict[str, Owner] = {}
+        for document in known:
+            with suppress(ValueError):
+                kept |= {d: owner for d, owner in _owners(document) if owner[0] in self.in_doubt}
+        return TenantKeys({**self.owners, **kept})
 
     @property
     def need_parts(self) -> bool:
@@ -50,19 +63,9 @@ class TenantKeys:
 def without_new(document: str, known: str) -> str:
     """Of a document, the keys that a known one gives to the same tenants. Raise ValueError where
     that is none."""
-    try:
-        before = {
-            (each["tenant"], key["sha256"])
-            for each in json.loads(known)["tenants"]
-            for key in each["keys"]
-        }
-    except (KeyError, TypeError) as error:
-        raise ValueError("no document of tenants") from error
+    before = {(digest, tenant) for digest, (tenant, _) in _owners(known)}
     return _document(
-        (key["sha256"], (each["tenant"], key["class"]))
-        for each in json.loads(document)["tenants"]
-        for key in each["keys"]
-        if (each["tenant"], key["sha256"]) in before
+        (digest, owner) for digest, owner in _owners(document) if (digest, owner[0]) in before
     )
 
 
@@ -71,6 +74,7 @@ class KeyRing:
 
     def __init__(self) -> None:
         self.owners: dict[str, Owner] = {}
+        self.in_doubt: set[str] = set()
 
     def add(self, spec: TenantQuotaSpec, secrets: Mapping[str, SecretKeys | None]) -> Condition:
         """What is to be said of the keys."""
@@ -80,6 +84,8 @@ class KeyRing:
             if read is None:
                 unasked.append(source.secret)
                 continue
+            if read.is_unknown:
+                self.in_doubt.add(spec.tenant)
             if read.trouble is not None:
                 troubles.append(read.trouble)
             for digest in read.digests:
@@ -98,6 +104,18 @@ def _document(keys: Iterable[tuple[str, Owner]]) -> str:
         tenants.setdefault(tenant, []).append({"sha256": digest, "class": request_class})
     listed = [{"tenant": tenant, "keys": own} for tenant, own in sorted(tenants.items())]
     return json.dumps({"tenants": listed}, separators=(",", ":"))
+
+
+def _owners(document: str) -> list[tuple[str, Owner]]:
+    """Raise ValueError where it is none."""
+    try:
+        return [
+            (key["sha256"], (each["tenant"], key["class"]))
+            for each in json.loads(document)["tenants"]
+            for key in each["keys"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError("no document of tenants") from error
 
 
 def _left_out(secret: str, is_taken: bool) -> KeyTrouble:

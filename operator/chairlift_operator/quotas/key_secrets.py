@@ -17,6 +17,7 @@ KEYS_TYPE: Final = "chairlift.dev/api-keys"
 LEAST_CHARACTERS: Final = 24
 MOST_CHARACTERS: Final = 512
 _ADVICE: Final = "`chairlift key create` makes one"
+_NOT_READABLE: Final = "NotReadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,17 @@ class SecretKeys:
 
     digests: tuple[str, ...] = ()
     trouble: KeyTrouble | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it may hold keys, and nobody knows which."""
+        return self.trouble is not None and self.trouble.reason == _NOT_READABLE
+
+
+def unreadable(name: str, why: str) -> SecretKeys:
+    """A Secret that is refused and was never read."""
+    told = f"Secret {name} cannot be read, so what gateways know of its tenant's keys stays: {why}"
+    return SecretKeys(trouble=KeyTrouble(_NOT_READABLE, told))
 
 
 def read_keys(name: str, secret: Mapping[str, Any] | None) -> SecretKeys:

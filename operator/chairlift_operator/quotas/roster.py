@@ -87,7 +87,7 @@ def roster_of(claims: Sequence[Claim], secrets: Mapping[str, SecretKeys | None])
         told = f"Its limits hold for tenant {spec.tenant}."
         accepted = Condition(ACCEPTED, Truth.TRUE, "Followed", told)
         verdicts[claim.name] = Verdict(accepted, keys.add(spec, secrets), spec.tenant)
-    return Roster(limits, TenantKeys(keys.owners), verdicts, weights)
+    return Roster(limits, TenantKeys(keys.owners, frozenset(keys.in_doubt)), verdicts, weights)
 
 
 def all_refused(claims: Sequence[Claim], reason: str, message: str) -> Mapping[str, Verdict]:
