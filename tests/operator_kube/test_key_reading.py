@@ -83,7 +83,7 @@ def test_those_of_a_changed_quota_come_before_new_ones_that_are_left(shelf: Shel
     shelf.read(names)
     known, left = names[0], names[-1]
     shelf.read(names, fresh=[known, left])
-    assert shelf.is_cut and {known, left} <= set(shelf.asked[: NUM_AT_ONCE])
+    assert shelf.is_cut and {known, left} <= set(shelf.asked[:NUM_AT_ONCE])
 
 
 def test_so_many_new_ones_are_read_in_a_turn_and_the_rest_is_said_to_be_left(shelf: Shelf) -> None:

@@ -36,9 +36,7 @@ class TenantsMap:
         is."""
         keys = self._with_those_in_doubt(pool, keys)
         is_parted = keys.need_parts or self._is_parted(pool)
-        await _each(
-            self._put(pool, name, data) for name, data in _documents(pool, keys, is_parted)
-        )
+        await _each(self._put(pool, name, data) for name, data in _documents(pool, keys, is_parted))
         if is_parted:  # last, so that whoever reads it finds every part
             await self._put(pool, names.tenants(pool.name), {SHARDS_KEY: str(NUM_SHARDS)})
 

@@ -28,9 +28,7 @@ class TenantKeys:
     """owners: by digest. in_doubt: tenants who may have other keys that could not be read. The
     documents are made once each, and only where they are asked for."""
 
-    def __init__(
-        self, owners: Mapping[str, Owner], in_doubt: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, owners: Mapping[str, Owner], in_doubt: frozenset[str] = frozenset()) -> None:
         self.owners, self.in_doubt = owners, in_doubt
 
     def keeping(self, known: Iterable[str]) -> TenantKeys:
