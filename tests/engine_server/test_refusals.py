@@ -137,8 +137,12 @@ def test_a_field_of_another_server_is_accepted_and_said(shared_engine) -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        lambda names: names,
-        lambda names: {"stream": True, "stream_options": names},
+        lambda names: dict.fromkeys(names, 1),
+        lambda names: {
+            **dict.fromkeys(names[:10], 1),
+            "stream": True,
+            "stream_options": dict.fromkeys(names[10:], 1),
+        },
         lambda names: {"messages": [{**MESSAGES[0], name: 1} for name in names]},
     ],
     ids=["body", "stream options", "messages"],
@@ -149,8 +153,7 @@ def test_however_many_names_nobody_knows_only_the_first_are_looked_at_for_slips(
     looked_at = []
     monkeypatch.setattr(bodies, "_meant", lambda name, known: looked_at.append(name))
     names = [f"unknown_{number}" for number in range(1000)]
-    fields = where(dict.fromkeys(names, 1))
-    body = bodies.ChatBody.model_validate({"model": "m", "messages": MESSAGES, **fields})
+    body = bodies.ChatBody.model_validate({"model": "m", "messages": MESSAGES, **where(names)})
     assert [name.split(".")[-1] for name in body.ignored()] == names
     assert looked_at == names[: bodies.MAX_LOOKED_AT]
 
