@@ -41,6 +41,7 @@ class EngineUsage:
                 data=json.dumps({"requests": list(request_ids), "end": end}),
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+                allow_redirects=False,  # the token is for this engine alone
             ) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

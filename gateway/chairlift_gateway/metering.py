@@ -60,6 +60,8 @@ class Meter:
         self._grant = grant
         self._sent_s = 0.0
         self._is_seen = False
+        self._is_stream = False
+        self._has_answer = False
         self.request_id = request_id
         self.engine_url: str | None = None
         self.headers = ratelimit_headers(grant.limits, grant.outcome) if grant else []
@@ -75,12 +77,17 @@ class Meter:
 
     def sent(self, engine_url: str) -> None:
         """Also a second time: what counts is where it is now."""
-        self._usage.is_sent = True
+        self._usage.sent()
+        self._has_answer = False
         self.engine_url, self._sent_s = engine_url, time.monotonic()
+
+    def answered(self) -> None:
+        """An answer's head has come."""
+        self._has_answer = True
 
     def pass_events(self, events: bytes) -> tuple[bytes, int]:
         """The events for the client, and how many of them carry a token."""
-        self._is_seen = True
+        self._is_seen = self._is_stream = True
         for_client, uncovered = self._usage.take_comments(events)
         num_tokens = num_token_events(for_client)
         is_plain = uncovered is for_client
@@ -100,8 +107,9 @@ class Meter:
         self._show_progress()
 
     def failed(self) -> None:
-        """What failed before its first token costs nothing."""
-        if self._usage.num_answer_tokens == 0:
+        """What failed before its answer, or before its first token, costs nothing, also where its
+        engine had said before that it was at it."""
+        if not self._has_answer or self._usage.num_answer_tokens == 0:
             self._usage.is_void = True
 
     async def learn(self) -> None:
@@ -113,13 +121,17 @@ class Meter:
         except NoAnswer:
             return
         if told is None:
-            elapsed_s = time.monotonic() - self._sent_s
-            self._usage.guessed_answer_tokens = estimate.most_answer_tokens(self._body, elapsed_s)
+            self._usage.guessed_answer_tokens = self._most_answer_tokens()
         elif (used := told.get(self.request_id)) is not None:
             self._usage.state(used)
         else:
             # It was never begun there, or the engine has begun anew since.
             self._usage.guessed_answer_tokens = 0
+
+    def _most_answer_tokens(self) -> int:
+        if self._is_stream:
+            return 0
+        return estimate.most_answer_tokens(self._body, time.monotonic() - self._sent_s)
 
     def end(self) -> None:
         self._metering.settle(self, self._caller, self._usage, self._grant)
@@ -160,12 +172,13 @@ class Metering:
     def settle(self, meter: Meter, caller: Caller, usage: Usage, grant: Grant | None) -> None:
         self._running.discard(meter)
         num_tokens = usage.num_tokens
+        # First: a lease that is not handed over would be renewed for ever.
+        if self._keeper is not None and grant is not None:
+            self._keeper.settle(grant.lease, num_tokens)
         self._metrics.count_tenant_tokens(caller.tenant, caller.request_class, num_tokens)
         if usage.num_answer_tokens:
             holder = holder_of(caller.tenant, caller.request_class)
             self._usual.note(holder, usage.num_answer_tokens)
-        if self._keeper is not None and grant is not None:
-            self._keeper.settle(grant.lease, num_tokens)
 
     async def watch(self) -> None:
         """Until cancelled: how far whole answers are, so that renewals of their leases say it."""

@@ -232,6 +232,7 @@ class Proxy:
     async def _relay(self, call: Call, reply: Reply, clock: TokenClock, meter: Meter) -> None:
         async with self._upstream.exchange(call) as answer:
             reply.replica = answer.replica.name
+            meter.answered()
             try:
                 if answer.response.content_type == "text/event-stream":
                     await _relay_events(answer.response, reply, clock, meter)

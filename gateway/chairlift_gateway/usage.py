@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from chairlift_protocol.quota import MAX_TOKENS
 from chairlift_protocol.wire import USAGE_COMMENT
 
 _COMMENT: Final = re.compile(rb"^" + re.escape(USAGE_COMMENT) + rb"(\{[^\n]*\})\n\n", re.MULTILINE)
@@ -31,7 +32,8 @@ class Usage:
     comes as a whole, until its engine was asked; a stream's tokens are seen.
 
     So a client that leaves before the first token is charged the prompt, since an engine was at it.
-    One that got an error is charged nothing.
+    One that got an error is charged nothing, unless tokens of its answer had come; `metering` says
+    which, by is_void.
     """
 
     guessed_prompt_tokens: int
@@ -55,12 +57,18 @@ class Usage:
         guessed = self.guessed_prompt_tokens
         return guessed + max(self.guessed_answer_tokens, self.num_answer_tokens)
 
+    def sent(self) -> None:
+        """To one engine, or to the next: what the one before said is no longer so."""
+        self.is_sent = True
+        self._prompt_tokens, self._stated_tokens, self._seen_tokens = None, 0, 0
+
     def see(self, num_tokens: int) -> None:
         self._seen_tokens += num_tokens
 
     def state(self, used: Used) -> None:
         """What is seen from now on comes on top."""
-        self._prompt_tokens, self._stated_tokens = used.prompt_tokens, used.answer_tokens
+        self._prompt_tokens = min(MAX_TOKENS, used.prompt_tokens)
+        self._stated_tokens = min(MAX_TOKENS, used.answer_tokens)
         self._seen_tokens = 0
 
     def take_comments(self, events: bytes) -> tuple[bytes, bytes]:
@@ -84,5 +92,5 @@ class Usage:
         try:
             told, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace"))
             self.state(Used(int(told["prompt_tokens"]), int(told["completion_tokens"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return

@@ -35,6 +35,8 @@ MAX_REQUESTS_PER_MINUTE: Final = 1_000_000
 MAX_CONCURRENCY: Final = 100_000
 MAX_BURST_MS: Final = 600_000
 DEFAULT_BURST_MS: Final = 30_000
+# As many as the fullest bucket holds: no request counts as more, and nobody owes more.
+MAX_TOKENS: Final = MAX_TOKENS_PER_MINUTE * MAX_BURST_MS // 60_000
 
 
 class LimitsError(ValueError):

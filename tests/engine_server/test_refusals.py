@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from chairlift_engine.server import bodies
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 REFUSED_FIELDS = [
@@ -130,6 +132,30 @@ def test_a_field_of_another_server_is_accepted_and_said(shared_engine) -> None:
     response = shared_engine.complete(**dict.fromkeys(names, 1))
     assert response.status_code == 200, response.text
     assert response.headers["x-chairlift-ignored-fields"] == ",".join(names)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda names: dict.fromkeys(names, 1),
+        lambda names: {
+            **dict.fromkeys(names[:10], 1),
+            "stream": True,
+            "stream_options": dict.fromkeys(names[10:], 1),
+        },
+        lambda names: {"messages": [{**MESSAGES[0], name: 1} for name in names]},
+    ],
+    ids=["body", "stream options", "messages"],
+)
+def test_however_many_names_nobody_knows_only_the_first_are_looked_at_for_slips(
+    monkeypatch: pytest.MonkeyPatch, where
+) -> None:
+    looked_at = []
+    monkeypatch.setattr(bodies, "_meant", lambda name, known: looked_at.append(name))
+    names = [f"unknown_{number}" for number in range(1000)]
+    body = bodies.ChatBody.model_validate({"model": "m", "messages": MESSAGES, **where(names)})
+    assert [name.split(".")[-1] for name in body.ignored()] == names
+    assert looked_at == names[: bodies.MAX_LOOKED_AT]
 
 
 def test_stream_options_without_a_stream_are_refused(shared_engine) -> None:

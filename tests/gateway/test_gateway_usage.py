@@ -11,8 +11,8 @@ from chairlift_gateway import estimate
 from chairlift_gateway.quota.law import Outcome, Status
 from chairlift_gateway.quota.told import ratelimit_headers, reason, retry_after_s
 from chairlift_gateway.sse import num_token_events
-from chairlift_gateway.usage import Usage
-from chairlift_protocol.quota import Limits
+from chairlift_gateway.usage import Usage, Used
+from chairlift_protocol.quota import MAX_TOKENS, Limits
 
 OPENING = b': chairlift-usage {"prompt_tokens":7,"completion_tokens":0}\n\n'
 CLOSING = b': chairlift-usage {"prompt_tokens":7,"completion_tokens":3}\n\n'
@@ -114,6 +114,8 @@ def test_a_stream_is_charged_what_was_seen_of_it() -> None:
         (b'{"max_tokens": 500}', 80),
         (b'{"max_tokens": 5, "n": 3}', 15),
         (b'{"n": 9999}', 80 * 128),
+        (b'{"n": 99999}', 80 * 128),
+        (b'{"best_of": 3}', 80 * 3),
         (b'{"n": 0}', 80),
         (b'{"prompt": "\\"max_tokens\\": 1"}', 80),
     ],
@@ -142,6 +144,11 @@ def test_an_answer_is_guessed_by_what_is_usual_and_what_the_request_allows(
         ({"prompt": [1, 2, 3]}, 400),
         ({"prompt": []}, 400),
         ({"stream": True}, 0),
+        # What no engine takes.
+        ({"n": 10**20}, 400 * 128),
+        ({"n": -5}, 400),
+        ({"max_tokens": -5}, 400),
+        ({"prompt": ["a"] * 2000}, 400 * 1024),
     ],
 )
 def test_an_engine_that_cannot_be_asked_may_have_made_what_its_time_and_the_request_allow(
@@ -153,6 +160,50 @@ def test_an_engine_that_cannot_be_asked_may_have_made_what_its_time_and_the_requ
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_nothing_is_made_of_what_no_engine_understands(body: bytes) -> None:
     assert estimate.most_answer_tokens(body, 10.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens"),
+    [
+        ({}, 400),
+        ({"max_tokens": 300, "n": 3}, 900),
+        ({"best_of": 10**8}, 400 * 128),
+        ({"prompt": ["a", "b", "c"]}, 1200),
+        ({"prompt": ["", "", "a, b"]}, 1200),
+        ({"prompt": [[1, 2], [3]]}, 800),
+        ({"prompt": [1, 2, 3]}, 400),
+        ({"prompt": ["a"] * 2000}, 400 * 1024),
+        ({"prompt": '"n": 5, "prompt": ["a", "b"], "max_tokens": 1'}, 400),
+        # Whether it is one that engines heed cannot be told; `metering` sees one that has begun.
+        ({"stream": True}, 400),
+    ],
+)
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_a_body_too_large_to_parse_is_bounded_by_what_is_found_in_it(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, object], tokens: int,
+    separators: tuple[str, str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(estimate, "json", None)
+    large = {**asked, "user": "x" * estimate.MAX_PARSED_BYTES}
+    body = json.dumps(large, separators=separators).encode()
+    assert estimate.most_answer_tokens(body, elapsed_s=2.0) == tokens
+
+
+def test_no_statement_counts_for_more_than_any_request_can_use() -> None:
+    usage = sent()
+    usage.state(Used(10**400, 10**400))
+    assert usage.num_tokens == 2 * MAX_TOKENS
+    told = sent()
+    passed(told, b': chairlift-usage {"prompt_tokens":Infinity,"completion_tokens":1}\n\n')
+    assert told.num_tokens == 10
+
+
+def test_what_one_engine_said_is_no_longer_so_at_the_next() -> None:
+    usage = sent(guessed_answer=50)
+    usage.state(Used(7, 300))
+    usage.see(2)
+    usage.sent()
+    assert (usage.num_answer_tokens, usage.num_tokens) == (0, 60)
 
 
 def test_usual_is_what_four_of_five_recent_answers_did_not_exceed() -> None:

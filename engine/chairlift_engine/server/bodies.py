@@ -82,6 +82,9 @@ NOT_BUILT_OF_MESSAGES: Final[Mapping[str, tuple[object, ...]]] = {
     "tool_calls": (None, []),
 }
 
+# A body may hold any number of names, and a look at each costs some 0.1 ms.
+MAX_LOOKED_AT: Final = 16
+
 # Shorter names that differ by a letter are other names: top_p, top_k, top_a.
 SHORTEST_SLIP: Final = 6
 
@@ -113,18 +116,23 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     not_built: ClassVar[Mapping[str, tuple[object, ...]]] = NOT_BUILT
 
-    def ignored(self, prefix: str = "") -> list[str]:
-        """Names that nobody knows; raises ApiError for one that is known and not built."""
+    def ignored(self, prefix: str = "", num_before: int = 0) -> list[str]:
+        """Names that nobody knows; raises ApiError for one that is known and not built, and for a
+        slip among the first. num_before: of the same body's unknown names, how many came before."""
         names: list[str] = []
         for name, value in (self.model_extra or {}).items():
             if name in self.not_built:
                 if not any(_same(value, nothing) for nothing in self.not_built[name]):
                     raise unsupported(prefix + name)
             elif name not in HARMLESS:
-                if (meant := _meant(name, (*type(self).model_fields, *self.not_built))) is not None:
-                    raise invalid(prefix + name, f"is not a field here; did you mean {meant}?")
+                if num_before + len(names) < MAX_LOOKED_AT:
+                    self._refuse_slip(name, prefix)
                 names.append(prefix + name)
         return names
+
+    def _refuse_slip(self, name: str, prefix: str) -> None:
+        if (meant := _meant(name, (*type(self).model_fields, *self.not_built))) is not None:
+            raise invalid(prefix + name, f"is not a field here; did you mean {meant}?")
 
 
 class StreamOptions(Body):
@@ -169,10 +177,10 @@ class GenerationBody(Body):
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only goes with stream: true")
 
-    def ignored(self, prefix: str = "") -> list[str]:
-        names = super().ignored(prefix)
+    def ignored(self, prefix: str = "", num_before: int = 0) -> list[str]:
+        names = super().ignored(prefix, num_before)
         if self.stream_options is not None:
-            names += self.stream_options.ignored("stream_options.")
+            names += self.stream_options.ignored("stream_options.", num_before + len(names))
         return names
 
 
@@ -209,10 +217,10 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Likeliest | None = None
 
-    def ignored(self, prefix: str = "") -> list[str]:
-        names = super().ignored(prefix)
+    def ignored(self, prefix: str = "", num_before: int = 0) -> list[str]:
+        names = super().ignored(prefix, num_before)
         for index, message in enumerate(self.messages):
-            names += message.ignored(f"messages.{index}.")
+            names += message.ignored(f"messages.{index}.", num_before + len(names))
         return names
 
     @property

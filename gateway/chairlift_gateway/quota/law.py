@@ -6,8 +6,10 @@ leases, one for each request with an end of its own, that a living gateway renew
 
 - Whoever asks for more than a full bucket is admitted by a full one and owes the rest.
 - A tenant that may borrow is not refused tokens while the pool is idle. What it owes never exceeds
-  a full bucket of the limit that is set, whatever a congested pool lowers it to; the others' debts
-  have no bound but what their requests used.
+  a full bucket of the limit that is set, whatever a congested pool lowers it to; the others owe
+  what their requests used.
+- No request counts as more than MAX_TOKENS, nor does anybody owe more: beyond that Redis writes
+  numbers that it does not take as whole ones.
 - A lease that ends unsettled is charged what it reserved, or had used at its last renewal if that
   was more. A settlement that comes after all, within LATE_MS, corrects it.
 - Operations are idempotent by request id. A settlement whose reservation may never have been made
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from chairlift_protocol.quota import Limits
+from chairlift_protocol.quota import MAX_TOKENS, Limits
 
 UNIT: Final = 60_000
 LATE_MS: Final = 600_000
@@ -103,6 +105,7 @@ class Account:
         self, limits: Limits, request_id: str, cost: int, lease_ms: int, now_ms: int,
         *, is_idle: bool = False,
     ) -> Outcome:  # fmt: skip
+        cost = _bounded(cost)
         self._advance(limits, now_ms)
         known = self._reservations.get(request_id)
         if known is not None:
@@ -125,6 +128,7 @@ class Account:
         self, limits: Limits, request_id: str, num_used: int, now_ms: int,
         *, may_be_unknown: bool = False,
     ) -> Outcome:  # fmt: skip
+        num_used = _bounded(num_used)
         self._advance(limits, now_ms)
         known = self._reservations.get(request_id)
         if known is None and may_be_unknown:
@@ -150,7 +154,7 @@ class Account:
             if known is not None and known.is_settled:
                 continue
             held = 0 if known is None else known.charge
-            charge = max(each.charge if known is None else held, each.num_used)
+            charge = _bounded(max(each.charge if known is None else held, each.num_used))
             if known is not None and not known.is_live:
                 self.num_used -= held
             self._take(limits, charge - held)
@@ -194,9 +198,8 @@ class Account:
         if self._tokens is None:
             return
         full = _capacity(limits, limits.tokens_per_minute or 0)
-        self._tokens = min(full, self._tokens - num_tokens * UNIT)
-        if limits.may_borrow:
-            self._tokens = max(-_most_owed(limits), self._tokens)
+        most_owed = _most_owed(limits) if limits.may_borrow else MAX_TOKENS * UNIT
+        self._tokens = max(-most_owed, min(full, self._tokens - num_tokens * UNIT))
 
     def _outcome(self, status: Status, number: int = 0) -> Outcome:
         tokens, requests = self._tokens, self._requests
@@ -207,6 +210,10 @@ class Account:
             None if requests is None else requests // UNIT,
             self.num_leases,
         )
+
+
+def _bounded(num_tokens: int) -> int:
+    return max(0, min(MAX_TOKENS, num_tokens))
 
 
 def _capacity(limits: Limits, rate: int) -> int:

@@ -14,6 +14,10 @@ local OPERATION, HOLDER, FALLBACK = ARGV[1], ARGV[2], ARGV[3]
 local UNIT = 60000
 local LATE_MS = 600000
 local IDLE_MS = 3600000
+-- Of an account, whatever is owed: a year.
+local LONGEST_MS = 31536000000
+-- Numbers of 1e17 and more are written with an exponent, which commands do not take.
+local MAX_TOKENS = 10000000000
 local SWEPT_AT_ONCE = 1000
 
 local time = redis.call('TIME')
@@ -64,11 +68,13 @@ end
 
 local tokens, requests = refilled(state[2], token_rate), refilled(state[3], request_rate)
 
+local function bounded(num_tokens) return math.max(0, math.min(MAX_TOKENS, num_tokens)) end
+
 local function take(num_tokens)
   if not tokens then return end
   local full = capacity(token_rate)
-  tokens = math.min(full, tokens - num_tokens * UNIT)
-  if borrows then tokens = math.max(-capacity(stated_rate), tokens) end
+  local most_owed = borrows and capacity(stated_rate) or MAX_TOKENS * UNIT
+  tokens = math.max(-most_owed, math.min(full, tokens - num_tokens * UNIT))
 end
 
 -- A reservation is its charge. 'x' before it: the lease expired, and the charge counts as used; 's':
@@ -119,7 +125,9 @@ local function save()
   if tokens then
     values[7], values[8] = 'tokens', tokens
     -- A debt outlives the account's rest.
-    if tokens < 0 and token_rate > 0 then ttl = ttl + math.ceil(-tokens / token_rate) end
+    if tokens < 0 and token_rate > 0 then
+      ttl = math.min(LONGEST_MS, ttl + math.ceil(-tokens / token_rate))
+    end
   elseif state[2] then call('HDEL', ACCOUNT, 'tokens') end
   if requests then
     values[#values + 1] = 'requests'
@@ -208,7 +216,7 @@ local function renew(lease_ms)
     local kind, held = reservation(call('HGET', ACCOUNT, 'r:' .. id))
     if kind ~= 'settled' then
       if kind ~= 'none' then charge = held end
-      charge = math.max(charge, num_used)
+      charge = bounded(math.max(charge, num_used))
       if kind == 'expired' then
         used = used - held
         call('ZREM', LATE, id)
@@ -242,7 +250,7 @@ local function sweep()
   return reply('swept', 0)
 end
 
-if OPERATION == 'reserve' then return reserve(ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) end
-if OPERATION == 'settle' then return settle(ARGV[4], tonumber(ARGV[5]), ARGV[6] == '1') end
+if OPERATION == 'reserve' then return reserve(ARGV[4], bounded(tonumber(ARGV[5])), tonumber(ARGV[6])) end
+if OPERATION == 'settle' then return settle(ARGV[4], bounded(tonumber(ARGV[5])), ARGV[6] == '1') end
 if OPERATION == 'renew' then return renew(tonumber(ARGV[4])) end
 return sweep()

@@ -20,6 +20,7 @@ from chairlift_engine.simulator import SimulatorRunner
 from chairlift_engine.simulator_profile import Profile
 from chairlift_engine.tokenizer import ByteTokenizer
 from chairlift_gateway import estimate, metering
+from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.quota import leases, upkeep
 from chairlift_protocol.wire import REQUEST_ID_HEADER
 
@@ -209,6 +210,74 @@ async def test_an_engine_that_means_something_else_by_the_question_cannot_be_ask
     await until(lambda: pool.used("acme") == 5 + 500)
 
 
+async def test_an_engine_that_points_elsewhere_cannot_be_asked(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's token goes to no address that an answer names."""
+    other = await start_engine(never, name="r1")
+    other.used = (7, 300)
+
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(other.url + request.path)
+
+    monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
+    engine = await start_engine(never)
+    monkeypatch.setattr(engine, "_usage", elsewhere)
+    gateway, pool = await metered(engine)
+    async with asking(gateway, b'{"max_tokens": 500}'):
+        await engine.asked.wait()
+    await until(lambda: pool.used("acme") == 5 + 500)
+    assert other.usage_asked == []
+
+
+async def test_a_request_for_more_choices_than_there_can_be_costs_no_more_than_those(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
+    engine = await start_engine(never)
+    gateway, pool = await metered(engine, limits={"tokens_per_minute": 60_000})
+    body = b'{"max_tokens": 500, "n": 1%s}' % (b"0" * 400)
+    async with asking(gateway, body):
+        await engine.asked.wait()
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == estimate.prompt_tokens(body) + 500 * 128
+
+
+async def test_a_large_stream_is_charged_what_came_of_it(
+    start_engine: Any, metered: Any, sse: Any, token: Any, until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(estimate, "MAX_PARSED_BYTES", 5)
+    monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response: web.StreamResponse = await sse(request)
+        await response.write(token("a"))
+        return await never(request)
+
+    engine = await start_engine(slow)
+    gateway, pool = await metered(engine)
+    async with gateway.post(data=b'{"stream": true}') as answer:
+        await answer.content.readexactly(len(token("a")))
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 4 + 1
+
+
+async def test_a_lease_ends_also_where_counting_fails(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OverflowError
+
+    monkeypatch.setattr(GatewayMetrics, "count_tenant_tokens", fail)
+    engine = await start_engine()
+    gateway, pool = await metered(engine)
+    async with gateway.post() as answer:
+        await answer.read()
+    await until(lambda: pool.used("acme") > 0)
+    assert pool.num_leases("acme") == 0
+
+
 async def test_a_running_whole_answers_lease_says_how_far_it_is_for_a_gateway_that_is_killed(
     start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +324,62 @@ async def test_a_request_that_is_tried_twice_is_charged_once(
     assert (await asked).status == 200
     await until(lambda: pool.num_leases("acme") == 0)
     assert pool.used("acme") == 12
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_an_engine_that_dies_before_its_answer_costs_nothing_though_it_said_what_it_made(
+    start_engine: Any, metered: Any, write_endpoints: Any, unused_url: str, until: Any,
+    monkeypatch: pytest.MonkeyPatch, is_held: bool,
+) -> None:  # fmt: skip
+    """Nor where the next cannot be reached, or where there is none."""
+
+    class Nowhere:
+        name, url = "r1", unused_url
+
+    monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
+    may_break = asyncio.Event()
+
+    async def breaking(request: web.Request) -> web.StreamResponse:
+        await may_break.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionError
+
+    engine = await start_engine(breaking)
+    engine.used = (7, 300)
+    gateway, pool = await metered(engine, hold_s=0.1)
+    asked = asyncio.create_task(gateway.post().__aenter__())
+    await until(lambda: len(engine.usage_asked) >= 2)
+    write_endpoints(*([] if is_held else [Nowhere()]))
+    may_break.set()
+    assert (await asked).status == 503
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 0
+
+
+async def test_a_client_that_leaves_the_second_engine_is_not_charged_what_the_first_made(
+    start_engine: Any, metered: Any, write_endpoints: Any, until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
+    may_break = asyncio.Event()
+
+    async def breaking(request: web.Request) -> web.StreamResponse:
+        await may_break.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionError
+
+    first, second = await start_engine(breaking), await start_engine(never, name="r1")
+    first.used, second.used = (7, 300), ()
+    gateway, pool = await metered(first)
+    async with asking(gateway, b'{"max_tokens": 500}'):
+        await until(lambda: len(first.usage_asked) >= 2)
+        write_endpoints(second)
+        may_break.set()
+        await second.asked.wait()
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 5
 
 
 async def test_an_engine_that_dies_in_a_whole_answer_costs_what_it_was_known_to_have_made(

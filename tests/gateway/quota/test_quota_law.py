@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chairlift_gateway.quota.law import UNIT, Account, Outcome, Progress, Status
 from chairlift_gateway.quota.script import SCRIPT, outcome_of, script_keys
-from chairlift_protocol.quota import Limits, QuotaKeys, default_holder, holder_of
+from chairlift_protocol.quota import MAX_TOKENS, Limits, QuotaKeys, default_holder, holder_of
 from chairlift_protocol.wire import RequestClass
 
 KEYS = QuotaKeys("test/law")
@@ -69,6 +69,7 @@ def law(shared_redis: Any) -> Iterator[RedisLaw]:
 
 names = st.sampled_from(["a", "b", "c", "d"])
 tokens = st.integers(0, 400)
+any_tokens = tokens | st.sampled_from([-1, MAX_TOKENS, MAX_TOKENS + 1, 10**17, 10**400])
 limits = st.builds(
     Limits,
     st.none() | st.sampled_from([0, 1, 100, 6_000, 1_000_000]),
@@ -79,9 +80,9 @@ limits = st.builds(
 )
 rates = st.none() | st.sampled_from([1, 50, 100, 5_999, 6_000, 2_000_000])
 operations = st.one_of(
-    st.tuples(st.just("reserve"), names, tokens, st.sampled_from([10, 1_000, 30_000])),
-    st.tuples(st.just("settle"), names, tokens, st.booleans()),
-    st.tuples(st.just("renew"), st.lists(st.tuples(names, tokens, tokens), max_size=3)),
+    st.tuples(st.just("reserve"), names, any_tokens, st.sampled_from([10, 1_000, 30_000])),
+    st.tuples(st.just("settle"), names, any_tokens, st.booleans()),
+    st.tuples(st.just("renew"), st.lists(st.tuples(names, any_tokens, any_tokens), max_size=3)),
     st.tuples(st.just("sweep")),
     st.tuples(st.just("idle"), st.booleans()),
     st.tuples(st.just("limit"), limits),
@@ -367,6 +368,35 @@ def test_an_account_at_rest_expires_and_a_debtors_later(law: RedisLaw) -> None:
     law(0, "settle", "a", 600, 0)
     assert 4_100_000 < law.client.pttl(KEYS.account(HOLDER)) <= 4_200_000
     assert law.client.pttl(KEYS.limits) == -1
+
+
+@pytest.mark.parametrize("rate", [1, 1_000_000_000])
+@pytest.mark.parametrize("number", [MAX_TOKENS, 10**17, 10**20, 10**400])
+@pytest.mark.parametrize("operation", ["reserve", "settle", "renew"])
+def test_no_number_costs_a_tenant_its_account(
+    law: RedisLaw, rate: int, number: int, operation: str
+) -> None:
+    law.begin(Limits(tokens_per_minute=rate))
+    arguments = {
+        "reserve": ("a", number, 30_000),
+        "settle": ("a", number, 1),
+        "renew": (30_000, "a", number, number),
+    }
+    assert law(0, operation, *arguments[operation]).number in (0, MAX_TOKENS)
+    if operation != "settle":
+        law(0, "settle", "a", number, 0)
+    assert law.account("used") == MAX_TOKENS
+    assert 0 < law.client.pttl(KEYS.account(HOLDER)) <= 31_536_000_000
+    refused = law(0, "reserve", "b", 1, 30_000)
+    assert refused.status is Status.TOKENS
+    assert law(refused.number, "reserve", "b", 1, 30_000).status is Status.ADMITTED
+
+
+def test_nobody_owes_more_than_the_fullest_bucket_holds(law: RedisLaw) -> None:
+    law.begin(Limits(tokens_per_minute=6_000))
+    for number in range(20):
+        law(0, "settle", str(number), MAX_TOKENS, 1)
+    assert law(0, "sweep").tokens_left == -MAX_TOKENS
 
 
 def test_the_index_names_who_must_be_swept_and_when(law: RedisLaw) -> None:
