@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,22 @@ async def real_engine() -> AsyncIterator[RealEngine]:
     yield RealEngine(f"http://127.0.0.1:{public.getsockname()[1]}", server)
     server.stop()
     await running
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def breaks_once_told() -> tuple[asyncio.Event, Handler]:
+    """An engine that ends the connection before its answer, once the event is set."""
+    may_break = asyncio.Event()
+
+    async def breaking(request: web.Request) -> web.StreamResponse:
+        await may_break.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionError
+
+    return may_break, breaking
 
 
 async def never(request: web.Request) -> web.StreamResponse:
@@ -302,13 +318,7 @@ async def test_a_request_that_is_tried_twice_is_charged_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
-    may_break = asyncio.Event()
-
-    async def breaking(request: web.Request) -> web.StreamResponse:
-        await may_break.wait()
-        assert request.transport is not None
-        request.transport.abort()
-        raise ConnectionError
+    may_break, breaking = breaks_once_told()
 
     async def whole(request: web.Request) -> web.StreamResponse:
         usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
@@ -337,14 +347,7 @@ async def test_an_engine_that_dies_before_its_answer_costs_nothing_though_it_sai
         name, url = "r1", unused_url
 
     monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
-    may_break = asyncio.Event()
-
-    async def breaking(request: web.Request) -> web.StreamResponse:
-        await may_break.wait()
-        assert request.transport is not None
-        request.transport.abort()
-        raise ConnectionError
-
+    may_break, breaking = breaks_once_told()
     engine = await start_engine(breaking)
     engine.used = (7, 300)
     gateway, pool = await metered(engine, hold_s=0.1)
@@ -362,14 +365,7 @@ async def test_a_client_that_leaves_the_second_engine_is_not_charged_what_the_fi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
-    may_break = asyncio.Event()
-
-    async def breaking(request: web.Request) -> web.StreamResponse:
-        await may_break.wait()
-        assert request.transport is not None
-        request.transport.abort()
-        raise ConnectionError
-
+    may_break, breaking = breaks_once_told()
     first, second = await start_engine(breaking), await start_engine(never, name="r1")
     first.used, second.used = (7, 300), ()
     gateway, pool = await metered(first)
