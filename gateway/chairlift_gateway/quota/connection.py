@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.maint_notifications import MaintNotificationsConfig
 
-# A request waits no longer for its quota.
+from chairlift_gateway.quota.patience import Patience
+
+# A request waits no longer for its quota, on an event loop that has time.
 TIMEOUT_S: Final = 0.02
 # Opening a connection takes several round trips; no request waits for that longer than TIMEOUT_S.
 CONNECT_TIMEOUT_S: Final = 1.0
@@ -75,10 +77,27 @@ class _FileCredentials(CredentialProvider):
         return self.get_credentials()
 
 
+class _PatientConnection(Connection):
+    """Each read and write has TIMEOUT_S; the client's own timeouts also count what the event loop
+    was busy with."""
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        async with Patience(TIMEOUT_S):
+            await super().send_packed_command(*args, **kwargs)
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        async with Patience(TIMEOUT_S):
+            return await super().read_response(*args, **kwargs)
+
+
+class _PatientTlsConnection(_PatientConnection, SSLConnection):
+    pass
+
+
 def open_client(address: RedisAddress) -> Redis:
     """It never tries twice: `store` knows which of its commands may be repeated."""
     settings: dict[str, Any] = {
-        "socket_timeout": TIMEOUT_S,
+        "socket_timeout": None,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
         "max_connections": MAX_CONNECTIONS,
@@ -93,4 +112,5 @@ def open_client(address: RedisAddress) -> Redis:
     if address.is_encrypted and address.ca_path is not None:
         settings["ssl_ca_certs"] = str(address.ca_path)
     pool = ConnectionPool.from_url(address.url, **settings)
+    pool.connection_class = _PatientTlsConnection if address.is_encrypted else _PatientConnection
     return Redis.from_pool(pool)

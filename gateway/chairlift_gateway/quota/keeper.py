@@ -19,6 +19,7 @@ from chairlift_gateway.quota.connection import TIMEOUT_S
 from chairlift_gateway.quota.law import REFUSALS, Outcome, Progress, Status
 from chairlift_gateway.quota.leases import LEASE_MS, Lease, Leases, Settlement
 from chairlift_gateway.quota.local_law import UNLEARNT, LocalLaw, share_of
+from chairlift_gateway.quota.patience import Patience
 from chairlift_gateway.quota.store import RedisFailure, Store
 from chairlift_protocol.quota import Limits, LimitsError, default_holder, holder_of
 from chairlift_protocol.wire import RequestClass
@@ -152,7 +153,7 @@ class Keeper:
         )
         lease.num_unanswered += 1
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with Patience(TIMEOUT_S):
                 outcome, text = await call.future
         except (TimeoutError, RedisFailure):
             lease.num_unanswered -= not call.is_sent

@@ -85,8 +85,7 @@ class Store:
         self._has_waiting.set()
 
     async def work(self) -> None:
-        """Send what is submitted, until closed. A cancellation may get lost in the client, which
-        uses a wait_for that swallows some before Python 3.12."""
+        """Send what is submitted, until closed."""
         while not self._is_closed:
             await self._has_waiting.wait()
             batch: list[Call] = []

@@ -81,7 +81,7 @@ class Upkeep:
         return True
 
     async def run(self) -> None:
-        """Until cancelled, or ended: a cancellation may get lost (see `Store.work`)."""
+        """Until cancelled, or ended."""
         breaker = self._keeper.breaker
         while not self._is_ending:
             if breaker.is_open:

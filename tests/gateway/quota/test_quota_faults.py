@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from chairlift_gateway.quota import upkeep as upkeep_module
 from chairlift_gateway.quota.connection import TIMEOUT_S, RedisAddress
 from chairlift_gateway.quota.keeper import (
+    Grant,
     Keeper,
     NobodyAdmitted,
     OnRedisFailure,
@@ -144,6 +145,47 @@ async def test_nobody_waits_once_the_trouble_is_known_nor_long_before(
     assert keeper.breaker.is_open
     assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits_s) <= 3
     assert sorted(waits_s)[-4] < TIMEOUT_S
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[None]:
+    """An event loop each pass of which takes longer than a request waits for its quota."""
+    loop, is_over = asyncio.get_running_loop(), False
+
+    def work() -> None:
+        time.sleep(1.5 * TIMEOUT_S)
+        if not is_over:
+            loop.call_soon(work)
+
+    loop.call_soon(work)
+    yield
+    is_over = True
+
+
+async def test_a_gateway_that_is_busy_does_not_take_redis_for_away(
+    start_redis: Any, pool_in: Any, gateway_on: Any, busy: None
+) -> None:
+    server = start_redis()
+    pool = pool_in(server)
+    pool.limit("acme", concurrency=3)
+    keeper = await gateway_on(RedisAddress(server.url), pool, OnRedisFailure.DENY)
+    asked = [keeper.reserve("acme", CHAT, f"r{number}", 1) for number in range(5)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(answer) for answer in answers] == 3 * [Grant] + 2 * [QuotaExceeded]
+    assert not keeper.breaker.is_open
+
+
+async def test_a_gateway_that_is_busy_finds_out_that_redis_is_away(
+    start_redis: Any, pool_in: Any, gateway_on: Any, busy: None
+) -> None:
+    server = start_redis()
+    keeper = await gateway_on(RedisAddress(server.url), pool_in(server), OnRedisFailure.DENY)
+    assert not keeper.breaker.is_open
+    server.pause()
+    for number in range(2):
+        with pytest.raises(QuotaUnavailable):
+            await keeper.reserve("acme", CHAT, f"r{number}", 1)
+    assert keeper.breaker.is_open
 
 
 @pytest.mark.parametrize("text", [b"\xff", b"{", b"[" * 60_000, b'{"concurrency": "3"}'])
