@@ -36,7 +36,8 @@ NUM_TURNS: Final = 20
 NUM_NOISY: Final = 30
 NUM_SLOTS: Final = 16  # half of what the loop keeps in flight finds a slot
 BUSY_WITHIN_S: Final = 120.0
-CHAT_ANSWER_TOKENS, AGENT_ANSWER_TOKENS, AGENT_PROMPT_TOKENS = 12, 24, 200
+# Long enough that slots are what is short, not the prefill of 200 tokens at 96 a step.
+CHAT_ANSWER_TOKENS, AGENT_ANSWER_TOKENS, AGENT_PROMPT_TOKENS = 12, 64, 200
 CHARS_PER_TOKEN: Final = 4.0
 TENANT_HEADER: Final = "x-tenant"
 POOL_FILE: Final = REPOSITORY / "examples" / "chat.yaml"
