@@ -141,7 +141,7 @@ def without_redis(pool: InferencePool) -> str:
             f"and {first.concurrency} requests at the same time"
         ),
         "Allow": "the gateway admits everybody and charges afterwards",
-        "Deny": "the gateway refuses every request for tokens with 503",
+        "Deny": "the gateway refuses every request with 503",
     }[held]
     url = pool.spec.quotas.redis.url
     return (

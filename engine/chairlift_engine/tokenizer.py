@@ -42,6 +42,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def longest_token_characters(self) -> int:
+        """So a text of N times as many characters has at least N tokens."""
+        ...
+
+    @property
     def eos_token_ids(self) -> frozenset[int]: ...
 
     @property
@@ -77,6 +82,7 @@ class ByteTokenizer:
     _NAMES = (b"<|begin|>", b"<|end|>", b"<|turn|>", b"<|turn_end|>")
 
     vocab_size = _FIRST_SPECIAL + 4
+    longest_token_characters = 1
     eos_token_ids = frozenset((END, TURN_END))
     special_ids = frozenset(range(_FIRST_SPECIAL, _FIRST_SPECIAL + 4))
 
@@ -115,6 +121,7 @@ class HfTokenizer:
         self._fast = getattr(self._tokenizer, "backend_tokenizer", None)
         size = len(self._tokenizer)
         self.vocab_size: int = size if num_embeddings is None else min(size, num_embeddings)
+        self.longest_token_characters: int = max(map(len, self._tokenizer.get_vocab()))
         self.special_ids: frozenset[int] = frozenset(self._tokenizer.all_special_ids)
         self.eos_token_ids = _eos_token_ids(folder, self._tokenizer.eos_token_id)
         self._added = {i: str(t) for i, t in self._tokenizer.added_tokens_decoder.items()}

@@ -26,7 +26,7 @@ from chairlift_gateway.kubernetes_tenants import KubernetesTenants
 from chairlift_gateway.metering import Metering
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import Refusal
-from chairlift_gateway.proxy import Proxy, ProxyRoute, Target
+from chairlift_gateway.proxy import Cost, Proxy, ProxyRoute, Target
 from chairlift_gateway.quota.upkeep import open_keeper
 from chairlift_gateway.routing import Router
 from chairlift_gateway.upstream import Upstream, open_session
@@ -89,15 +89,15 @@ class Gateway:
         return app
 
     def _proxied_routes(self) -> Iterator[Route]:
-        for path, method, asks_for_tokens in (
-            (wire.COMPLETIONS_PATH, "POST", True),
-            (wire.CHAT_COMPLETIONS_PATH, "POST", True),
-            (wire.TOKENIZE_PATH, "POST", False),
-            (wire.DETOKENIZE_PATH, "POST", False),
-            (wire.MODELS_PATH, "GET", False),
+        for path, method, cost in (
+            (wire.COMPLETIONS_PATH, "POST", Cost.TOKENS),
+            (wire.CHAT_COMPLETIONS_PATH, "POST", Cost.TOKENS),
+            (wire.TOKENIZE_PATH, "POST", Cost.A_REQUEST),
+            (wire.DETOKENIZE_PATH, "POST", Cost.A_REQUEST),
+            (wire.MODELS_PATH, "GET", Cost.NOTHING),
         ):
             for prefix in ("", BATCH_PREFIX):
-                target = Target(path, asks_for_tokens, is_batch=bool(prefix))
+                target = Target(path, cost, is_batch=bool(prefix))
                 yield Route(prefix + path, ProxyRoute(self._proxy, target), methods=[method])
 
 

@@ -113,8 +113,8 @@ class Meter:
             self._usage.is_void = True
 
     async def learn(self) -> None:
-        """Of one that ends before its answer did: what its engine made of it, which ends it."""
-        if self.engine_url is None:
+        """Of an answer that was not read to its end: what its engine made of it, which ends it."""
+        if self.engine_url is None or self._usage.is_void:
             return
         try:
             told = await self._metering.engines.ask(self.engine_url, [self.request_id], end=True)
@@ -156,17 +156,19 @@ class Metering:
         prompt_tokens = estimate.prompt_tokens(body)
         usual = self._usual.of(holder_of(caller.tenant, caller.request_class))
         answer_tokens = estimate.answer_tokens(body, usual)
-        grant = None
-        if self._keeper is not None:
-            cost = prompt_tokens + answer_tokens
-            grant = await self._reserve(self._keeper, caller, request_id, cost)
+        grant = await self._reserve(caller, request_id, prompt_tokens + answer_tokens)
         usage = Usage(prompt_tokens, 0 if estimate.is_stream(body) else answer_tokens)
         meter = Meter(self, caller, request_id, body, usage, grant)
         self._running.add(meter)
         return meter
 
+    async def admit_tokenless(self, caller: Caller, request_id: str) -> Meter:
+        """Limited as any request, and charged no tokens. Raise Refusal."""
+        grant = await self._reserve(caller, request_id, 0)
+        return Meter(self, caller, request_id, b"", Usage(0, is_void=True), grant)
+
     def unmetered(self, caller: Caller) -> Meter:
-        """For what asks for no tokens."""
+        """For what is not limited."""
         return Meter(self, caller, "", b"", Usage(0), None)
 
     def settle(self, meter: Meter, caller: Caller, usage: Usage, grant: Grant | None) -> None:
@@ -176,7 +178,7 @@ class Metering:
         if self._keeper is not None and grant is not None:
             self._keeper.settle(grant.lease, num_tokens)
         self._metrics.count_tenant_tokens(caller.tenant, caller.request_class, num_tokens)
-        if usage.num_answer_tokens:
+        if usage.num_answer_tokens and not usage.is_void:
             holder = holder_of(caller.tenant, caller.request_class)
             self._usual.note(holder, usage.num_answer_tokens)
 
@@ -200,9 +202,12 @@ class Metering:
             if used is not None and meter.asks and meter.engine_url == url:
                 meter.told(used)
 
-    async def _reserve(self, keeper: Keeper, caller: Caller, request_id: str, cost: int) -> Grant:
+    async def _reserve(self, caller: Caller, request_id: str, cost: int) -> Grant | None:
+        """None where nothing is limited."""
+        if self._keeper is None:
+            return None
         try:
-            return await keeper.reserve(caller.tenant, caller.request_class, request_id, cost)
+            return await self._keeper.reserve(caller.tenant, caller.request_class, request_id, cost)
         except NobodyAdmitted:
             self._count_refused(caller, "not_allowed")
             raise class_not_allowed(caller.tenant, caller.request_class) from None

@@ -93,12 +93,26 @@ def unreachable() -> Refusal:
     )
 
 
-def broken_off() -> Refusal:
-    return Refusal(
-        HTTPStatus.BAD_GATEWAY,
-        "upstream_failed",
-        "The engine replica failed before its answer was complete.",
-    )
+class BrokenOff(Refusal):
+    """A replica's failure in the middle of its answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            HTTPStatus.BAD_GATEWAY,
+            "upstream_failed",
+            "The engine replica failed before its answer was complete.",
+        )
+
+
+class AnswerTooLarge(Refusal):
+    """What was asked for, which is no replica's failure."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            HTTPStatus.BAD_GATEWAY,
+            "upstream_answer_too_large",
+            f"The answer is longer than {limit_bytes} bytes; ask for less, or stream it.",
+        )
 
 
 def shutting_down() -> Refusal:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
+from enum import Enum
 from typing import Any, Final
 
 import aiohttp
@@ -32,8 +32,9 @@ from chairlift_gateway.identity import Caller, Identification
 from chairlift_gateway.metering import Meter, Metering
 from chairlift_gateway.metrics import CLIENT_LEFT, GatewayMetrics, TokenClock
 from chairlift_gateway.openai_errors import (
+    AnswerTooLarge,
+    BrokenOff,
     Refusal,
-    broken_off,
     internal,
     shutting_down,
 )
@@ -56,13 +57,26 @@ logger = logging.getLogger("chairlift_gateway.proxy")
 access_logger = logging.getLogger("chairlift_gateway.access")
 
 
+class Cost(Enum):
+    """What a request is to its tenant's limits."""
+
+    TOKENS = "tokens"
+    A_REQUEST = "a request"  # and no tokens
+    NOTHING = "nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a path leads. `asks_for_tokens` is what makes a request count as demand."""
+    """Where a path leads."""
 
     path: str
-    asks_for_tokens: bool
+    cost: Cost
     is_batch: bool
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """What makes a request count as demand."""
+        return self.cost is Cost.TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +204,17 @@ class Proxy:
         self, arrival: Arrival, caller: Caller, body: bytes, reply: Reply
     ) -> AsyncIterator[Meter]:
         """Reserved before it is routed, settled however it ends; refused with what that says."""
-        if not arrival.target.asks_for_tokens:
-            yield self._metering.unmetered(caller)
-            return
-        meter = await self._metering.admit(caller, arrival.names.unique, body)
+        match arrival.target.cost:
+            case Cost.NOTHING:
+                yield self._metering.unmetered(caller)
+                return
+            case Cost.A_REQUEST:
+                meter = await self._metering.admit_tokenless(caller, arrival.names.unique)
+            case Cost.TOKENS:
+                meter = await self._metering.admit(caller, arrival.names.unique, body)
         try:
             yield meter
-        except (ClientLeft, asyncio.CancelledError):
+        except (ClientLeft, asyncio.CancelledError, AnswerTooLarge):
             await meter.learn()
             raise
         except Exception:
@@ -238,7 +256,7 @@ class Proxy:
                     await _relay_events(answer.response, reply, clock, meter)
                 else:
                     await _relay_whole(answer.response, reply, meter)
-            except Refusal:
+            except BrokenOff:
                 self._metrics.upstream_failures.labels("in_answer").inc()
                 raise
 
@@ -263,11 +281,7 @@ async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, meter: Me
     while chunk := await _read_some(response):
         body += chunk
         if len(body) > LONGEST_WHOLE_ANSWER_BYTES:
-            raise Refusal(
-                HTTPStatus.BAD_GATEWAY,
-                "upstream_answer_too_large",
-                f"The answer is longer than {LONGEST_WHOLE_ANSWER_BYTES} bytes; stream it.",
-            )
+            raise AnswerTooLarge(LONGEST_WHOLE_ANSWER_BYTES)
     meter.read_whole(response.status, body)
     headers = [*towards_client(response.raw_headers), *meter.headers]
     await reply.whole(response.status, headers, bytes(body))
@@ -279,4 +293,4 @@ async def _read_some(response: aiohttp.ClientResponse) -> bytes:
         return await response.content.readany()
     except UPSTREAM_ERRORS as error:
         logger.warning("a replica failed in its answer: %r", error)
-        raise broken_off() from error
+        raise BrokenOff from error

@@ -24,7 +24,7 @@ from chairlift_gateway.choice import Demand, Replica
 from chairlift_gateway.endpoints import EndpointSource
 from chairlift_gateway.holding import HoldFull, Holding
 from chairlift_gateway.metrics import GatewayMetrics
-from chairlift_gateway.openai_errors import Refusal, not_ready, unreachable
+from chairlift_gateway.openai_errors import BrokenOff, not_ready, unreachable
 from chairlift_gateway.prefixes import prefix_names
 from chairlift_gateway.routing import LOOK_AGAIN_S, Router, Ticket
 from chairlift_protocol.load import Load
@@ -146,7 +146,7 @@ class Upstream:
         answer = await self._respond(call)
         try:
             yield answer
-        except Refusal:
+        except BrokenOff:
             self.router.failed(answer.replica, time.monotonic())
             raise
         else:

@@ -32,8 +32,8 @@ class Usage:
     comes as a whole, until its engine was asked; a stream's tokens are seen.
 
     So a client that leaves before the first token is charged the prompt, since an engine was at it.
-    One that got an error is charged nothing, unless tokens of its answer had come; `metering` says
-    which, by is_void.
+    Nothing is charged for one that asks for no tokens, nor for one that got an error unless tokens
+    of its answer had come; `metering` says which, by is_void.
     """
 
     guessed_prompt_tokens: int

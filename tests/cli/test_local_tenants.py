@@ -163,7 +163,7 @@ def test_a_file_read_while_it_is_written_takes_no_limit_from_anybody(tmp_path: P
     [
         ("Local", "20000 tokens and 120 requests a minute and 8 requests at the same time"),
         ("Allow", "admits everybody and charges afterwards"),
-        ("Deny", "refuses every request for tokens with 503"),
+        ("Deny", "refuses every request with 503"),
     ],
 )
 def test_a_pool_whose_redis_is_away_says_what_holds_and_what_to_do(mode: str, holds: str) -> None:

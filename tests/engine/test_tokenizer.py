@@ -78,6 +78,18 @@ def test_half_a_surrogate_pair_is_replaced_not_raised(hf: HfTokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a?b"
 
 
+def test_no_text_has_fewer_tokens_than_its_characters_need(hf: HfTokenizer) -> None:
+    parts = st.sampled_from(["he", "ll", "</s>", "<|end|>", " ", "\u00e9", "\U0001f6a1"])
+
+    @given(st.lists(parts | st.characters(codec="utf-8")).map("".join))
+    def holds(text: str) -> None:
+        for tokenizer in (ByteTokenizer(), hf):
+            assert len(tokenizer.encode(text)) * tokenizer.longest_token_characters >= len(text)
+
+    holds()
+    assert hf.longest_token_characters == len("<|end|>")
+
+
 @settings(max_examples=200)
 @given(st.lists(st.integers(0, ByteTokenizer.vocab_size - 1), max_size=120))
 def test_streamed_bytes_join_to_the_whole_text_valid_or_not(ids: list[int]) -> None:

@@ -136,7 +136,10 @@ def test_health_answers_at_once_while_a_megabyte_is_tokenised(start_engine, even
                 assert go.wait(10)
             return super().encode(text)
 
-    engine = start_engine(lambda loaded: dataclasses.replace(loaded, tokenizer=SlowTokenizer()))
+    engine = start_engine(
+        lambda loaded: dataclasses.replace(loaded, tokenizer=SlowTokenizer()),
+        model_length_tokens=2**20,
+    )
     body = {"model": "echo", "prompt": "x" * 2**20}
     with engine.open_raw("/v1/completions", body) as connection:
         assert tokenising.wait(5)
@@ -147,6 +150,36 @@ def test_health_answers_at_once_while_a_megabyte_is_tokenised(start_engine, even
         go.set()
         with connection.makefile("r") as received:
             assert "context_length_exceeded" in received.read()
+
+
+def test_texts_that_are_only_counted_go_one_at_a_time_and_prompts_pass_them(
+    start_engine, eventually
+) -> None:
+    go, num_counting = threading.Event(), []
+
+    class SlowTokenizer(ByteTokenizer):
+        num_inside = 0
+
+        def encode(self, text: str) -> list[int]:
+            if text != "counted":
+                return super().encode(text)
+            self.num_inside += 1
+            num_counting.append(self.num_inside)
+            assert go.wait(10)
+            self.num_inside -= 1
+            return super().encode(text)
+
+    engine = start_engine(lambda loaded: dataclasses.replace(loaded, tokenizer=SlowTokenizer()))
+    with ThreadPoolExecutor(6) as pool:
+        body = b'{"prompt": "counted"}'
+        post = partial(engine.client.post, "/tokenize", content=body)
+        answers = [pool.submit(post) for _ in range(6)]
+        eventually(lambda: engine.server.replica.bodies.held_bytes == 6 * len(body))
+        eventually(lambda: bool(num_counting))
+        assert engine.complete("short").status_code == 200
+        go.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert num_counting == [1] * 6
 
 
 def test_an_undecodable_answer_fails_alone(start_engine) -> None:
@@ -186,7 +219,7 @@ def test_health_answers_at_once_while_a_megabyte_is_tokenised_and_the_batch_is_f
         runner = SimulatorRunner(Profile(a_ms=5), MonotonicClock())
         return dataclasses.replace(loaded, tokenizer=RealTokenizer(), runner=runner)
 
-    engine = start_engine(load)
+    engine = start_engine(load, model_length_tokens=2**20)
     streams = {"model": "echo", "prompt": ["ab"] * 4, "max_tokens": 250, "ignore_eos": True}
     big = {"model": "echo", "prompt": "word7 sword3 " * 80_000}
     with engine.open_raw("/v1/completions", streams):

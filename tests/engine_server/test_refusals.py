@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from chairlift_engine.server import bodies
+from chairlift_engine.tokenizer import ByteTokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -287,6 +289,79 @@ def test_an_over_long_prompt_is_refused_with_both_numbers(
         )
         assert limit_says in error["message"]
         assert f"{longest + 1} tokens" in error["message"] and f"{longest} fit" in error["message"]
+
+
+def test_millions_of_ids_are_refused_before_they_are_parsed(shared_engine) -> None:
+    endless = b'{"tokens": [' + b"97," * 10_000
+    refused = shared_engine.client.post("/detokenize", content=endless)
+    assert refused.status_code == 400
+    assert "tokens: has more than 9000 ids" in refused.json()["error"]["message"]
+    commas_elsewhere = {"tokens": [97] * 512, "user": "," * 900}
+    assert shared_engine.client.post("/detokenize", json=commas_elsewhere).status_code == 200
+
+
+def said(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def test_twice_the_context_is_counted_and_what_is_longer_refused_with_both_numbers(
+    shared_engine,
+) -> None:
+    context_tokens = shared_engine.capacity.model_length_tokens
+    most = 2 * context_tokens
+    turn = len(ByteTokenizer().apply_chat_template([{"role": "user", "content": ""}]))
+    for path, param, fits, too_long, has in (
+        ("/tokenize", "prompt", "x" * (most - 1), "x" * most, f"{most + 1} tokens"),
+        ("/tokenize", "prompt", "", "x" * 2000, "2000 characters"),
+        ("/tokenize", "messages", [said("x" * (most - turn))], [said("x" * most)], "tokens"),
+        ("/tokenize", "messages", [said("x")], [said("")] * 600, "at least 600 tokens"),
+        ("/detokenize", "tokens", [97] * most, [97] * (most + 1), f"{most + 1} ids"),
+    ):
+        assert shared_engine.client.post(path, json={param: fits}).status_code == 200
+        refused = shared_engine.client.post(path, json={param: too_long})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, param)
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"].startswith(f"{param}: has ") and has in error["message"]
+        assert f"at most {most} are read" in error["message"]
+        assert f"maximum context length of {context_tokens}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": ["ok", "x" * 2**20]}),
+        ("/v1/chat/completions", {"messages": [said("x" * 2**20)]}),
+        ("/v1/chat/completions", {"messages": [{**said("x"), "name": "x" * 2**20}]}),
+        ("/tokenize", {"prompt": "x" * 2**20}),
+        ("/tokenize", {"messages": [said("")] * 1000}),
+        ("/detokenize", {"tokens": [97] * 1000}),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_takes_the_tokenizers_time(
+    start_engine, path, asked
+) -> None:
+    class Busy(ByteTokenizer):
+        longest = 0
+
+        def encode(self, text):
+            self.longest = max(self.longest, len(text))
+            return super().encode(text)
+
+        def decode(self, token_ids, *, specials=False):
+            self.longest = max(self.longest, len(token_ids))
+            return super().decode(token_ids, specials=specials)
+
+        def apply_chat_template(self, messages):
+            self.longest = max(self.longest, *(len(m["content"]) for m in messages), len(messages))
+            return super().apply_chat_template(messages)
+
+    tokenizer = Busy()
+    engine = start_engine(lambda loaded: dataclasses.replace(loaded, tokenizer=tokenizer))
+    refused = engine.client.post(path, json={"model": "echo", **asked})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert tokenizer.longest <= len("ok")
 
 
 def test_a_thousand_refused_requests_hold_no_blocks(shared_engine) -> None:

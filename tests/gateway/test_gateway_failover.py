@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from chairlift_gateway import upstream
+from chairlift_gateway import proxy, upstream
 from chairlift_protocol.load import Load
 from chairlift_protocol.wire import LOAD_HEADER, WAITED_MS_HEADER
 
@@ -254,6 +254,27 @@ async def test_a_replica_that_accepts_but_hangs_up_is_not_confused_with_a_client
         )
         async with gateway.post() as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/detokenize"])
+async def test_an_answer_larger_than_the_gateway_holds_is_no_failure_of_its_replica(
+    start_engine: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    async def large(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"prompt": "x" * 2000})
+
+    monkeypatch.setattr(proxy, "LONGEST_WHOLE_ANSWER_BYTES", 1000)
+    engines = [await start_engine(large, name=name) for name in ("r0", "r1")]
+    gateway = await start_gateway(*engines)
+    async with gateway.post(path) as answer:
+        assert answer.status == 502
+        error = (await answer.json())["error"]
+        assert error["code"] == "upstream_answer_too_large"
+        assert "1000 bytes" in error["message"]
+    assert sum(len(engine.requests) for engine in engines) == 1
+    samples = await gateway.samples()
+    assert samples["chairlift_gateway_replicas_left_out", "interactive"] == 0
+    assert samples["chairlift_gateway_upstream_failures_total", "in_answer"] == 0
 
 
 async def test_a_replica_that_keeps_failing_is_out_until_a_probe_finds_it_answering(

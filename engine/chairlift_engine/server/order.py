@@ -7,10 +7,12 @@ loop. Reads no headers and starts nothing.
 from __future__ import annotations
 
 import codecs
+import math
 import reprlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from chairlift_engine.config import Capacity
 from chairlift_engine.request import Request
@@ -28,6 +30,11 @@ from chairlift_engine.server.origin import Origin
 from chairlift_engine.server.sampling import of_choice, sampling_of
 from chairlift_engine.server.text_stream import Echo
 from chairlift_engine.tokenizer import ChatTemplateError, Tokenizer
+
+# Read in any case, in context lengths: to see by how much a prompt is too long, it must be counted.
+CONTEXTS_READ: Final = 2
+# Of a body with ids, in other fields than those: more than anybody sends.
+COMMAS_ELSEWHERE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +90,7 @@ class OrderTaker:
         body = parse(raw, CompletionBody)
         ignored = self._known(body)
         prompts = [
-            self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            for prompt in body.prompt
+            self._encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompt
         ]
         order = self._order(body, prompts, origin, ignored)
         return replace(order, echoes=self._echoes(body, prompts)) if body.echo else order
@@ -103,15 +109,22 @@ class OrderTaker:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "give either prompt or messages")
         if body.messages is not None:
-            return self._render(body.messages), ignored
-        return self._tokenizer.encode(body.prompt or ""), ignored
+            param, tokens = "messages", self._render(body.messages)
+        else:
+            param, tokens = "prompt", self._encode(body.prompt or "")
+        self._check_read(param, f"{len(tokens)} tokens", len(tokens))
+        return tokens, ignored
 
     def text(self, raw: bytes) -> tuple[str, list[str]]:
         """The text of token ids, special ones by name, and the ignored names."""
+        # By their commas, since parsing millions of ids holds up the steps.
+        num_ids = raw.count(b",") - COMMAS_ELSEWHERE
+        self._check_read("tokens", f"more than {num_ids} ids", num_ids)
         body = parse(raw, DetokenizeBody)
         ignored = body.ignored()
         if body.model is not None:
             self._check_model(body.model)
+        self._check_read("tokens", f"{len(body.tokens)} ids", len(body.tokens))
         self._check_ids("tokens", body.tokens)
         return self._tokenizer.decode(body.tokens, specials=True), ignored
 
@@ -140,7 +153,12 @@ class OrderTaker:
                     f"token ids must lie in 0..{vocab_size - 1}, not {reprlib.repr(token_id)}",
                 )
 
+    def _encode(self, prompt: str) -> list[int]:
+        self._check_texts("prompt", [prompt])
+        return self._tokenizer.encode(prompt)
+
     def _render(self, messages: Sequence[Message]) -> list[int]:
+        self._check_texts("messages", [f"{m.name or ''}{m.content}" for m in messages])
         known = {"role", "content", "name"}
         dumped = [m.model_dump(include=known, exclude_none=True) for m in messages]
         try:
@@ -204,6 +222,25 @@ class OrderTaker:
             )
             for choice in range(body.num_choices)
         ]
+
+    def _check_texts(self, param: str, texts: Sequence[str]) -> None:
+        """Before they are turned into tokens, which takes long where they are long or many."""
+        longest = self._tokenizer.longest_token_characters
+        least_tokens = sum(max(1, math.ceil(len(text) / longest)) for text in texts)
+        num_characters = sum(map(len, texts))
+        has = f"{num_characters} characters, which are at least {least_tokens} tokens"
+        self._check_read(param, has, least_tokens)
+
+    def _check_read(self, param: str, has: str, num_tokens: int) -> None:
+        context_tokens = self.capacity.model_length_tokens
+        most_tokens = CONTEXTS_READ * context_tokens
+        if num_tokens > most_tokens:
+            raise invalid(
+                param,
+                f"has {has}; at most {most_tokens} are read, {CONTEXTS_READ} times this model's "
+                f"maximum context length of {context_tokens}",
+                code="context_length_exceeded",
+            )
 
     def _check_length(self, param: str, num_tokens: int) -> None:
         if num_tokens == 0:

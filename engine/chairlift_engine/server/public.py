@@ -94,7 +94,7 @@ def _add_tokenizer(app: FastAPI, replica: Replica) -> None:
         serving = replica.serving
         with replica.bodies.body() as held:
             await held.receive(request)
-            tokens, ignored = await serving.in_pool(partial(serving.orders.tokens, held.raw))
+            tokens, ignored = await serving.in_turn(partial(serving.orders.tokens, held.raw))
         body = {
             "count": len(tokens),
             "max_model_len": serving.capacity.model_length_tokens,
@@ -107,7 +107,7 @@ def _add_tokenizer(app: FastAPI, replica: Replica) -> None:
         serving = replica.serving
         with replica.bodies.body() as held:
             await held.receive(request)
-            text, ignored = await serving.in_pool(partial(serving.orders.text, held.raw))
+            text, ignored = await serving.in_turn(partial(serving.orders.text, held.raw))
         return JSONResponse({"prompt": text}, headers=ignored_headers(ignored))
 
 

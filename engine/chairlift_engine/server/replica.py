@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from chairlift_engine.clock import Clock
@@ -49,6 +49,7 @@ class Serving:
     door: Door
     orders: OrderTaker
     pool: ThreadPoolExecutor
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def policy(self) -> Policy:
@@ -57,6 +58,11 @@ class Serving:
 
     async def in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    async def in_turn(self, work: Callable[[], T]) -> T:
+        """For what starts no request: one at a time, so that prompts find the pool free."""
+        async with self._turn:
+            return await self.in_pool(work)
 
     async def answered(self, future: Future[T]) -> T:
         """What the engine's thread makes of a command."""

@@ -5,6 +5,7 @@ what it really used. Tokens and requests are buckets that fill with time; runnin
 leases, one for each request with an end of its own, that a living gateway renews.
 
 - Whoever asks for more than a full bucket is admitted by a full one and owes the rest.
+- Who asks for no tokens needs none: a debt does not refuse it, a rate of 0 does.
 - A tenant that may borrow is not refused tokens while the pool is idle. What it owes never exceeds
   a full bucket of the limit that is set, whatever a congested pool lowers it to; the others owe
   what their requests used.
@@ -190,7 +191,7 @@ class Account:
         if self._tokens is not None and not (limits.may_borrow and is_idle):
             rate = limits.tokens_per_minute or 0
             needed = min(cost * UNIT, _capacity(limits, rate))
-            if rate == 0 or self._tokens < needed:
+            if rate == 0 or (cost > 0 and self._tokens < needed):
                 return Status.TOKENS, _wait_ms(needed - self._tokens, rate)
         return None
 

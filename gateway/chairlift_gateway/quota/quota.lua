@@ -159,7 +159,9 @@ local function refusal(cost)
   end
   if not tokens or (borrows and call('EXISTS', IDLE) == 1) then return nil end
   local needed = math.min(cost * UNIT, capacity(token_rate))
-  if token_rate <= 0 or tokens < needed then return 'tokens', wait_ms(needed - tokens, token_rate) end
+  if token_rate <= 0 or (cost > 0 and tokens < needed) then
+    return 'tokens', wait_ms(needed - tokens, token_rate)
+  end
 end
 
 local function reserve(id, cost, lease_ms)

@@ -19,7 +19,7 @@ from chairlift_engine.server.engine_server import EngineServer, LoadedModel, Ser
 from chairlift_engine.simulator import SimulatorRunner
 from chairlift_engine.simulator_profile import Profile
 from chairlift_engine.tokenizer import ByteTokenizer
-from chairlift_gateway import estimate, metering
+from chairlift_gateway import estimate, metering, proxy
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.quota import leases, upkeep
 from chairlift_protocol.wire import REQUEST_ID_HEADER
@@ -98,12 +98,12 @@ async def never(request: web.Request) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def asking(gateway: Any, body: object) -> AsyncIterator[None]:
+async def asking(gateway: Any, body: object, path: str = "/v1/completions") -> AsyncIterator[None]:
     """A client that leaves when this ends."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def ask() -> None:
-        async with gateway.post(data=data) as answer:
+        async with gateway.post(path, data=data) as answer:
             await answer.read()
 
     task = asyncio.create_task(ask())
@@ -311,6 +311,47 @@ async def test_a_running_whole_answers_lease_says_how_far_it_is_for_a_gateway_th
         await until(lambda: reserved() == 307)
         assert not any(asked["end"] for asked in engine.usage_asked)
     await until(lambda: reserved() == 0)
+
+
+async def test_counting_tokens_holds_a_place_and_its_engine_is_never_asked_about_it(
+    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
+    engine = await start_engine(never)
+    engine.used = (7, 300)
+    gateway, pool = await metered(engine, limits={"concurrency": 2})
+    async with asking(gateway, {}, "/tokenize"):
+        await until(lambda: len(engine.requests) == 1)
+        async with asking(gateway, {"max_tokens": 1000}):
+            await until(lambda: engine.usage_asked and pool.num_leases("acme") == 2)
+            async with gateway.post("/detokenize") as answer:
+                assert answer.status == 429
+        await until(lambda: pool.num_leases("acme") == 1)
+        assert pool.used("acme") == 307
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 307
+    asked_about = {name for asked in engine.usage_asked for name in asked["requests"]}
+    assert asked_about == {engine.requests[1].headers[REQUEST_ID_HEADER]}
+
+
+async def test_an_answer_larger_than_the_gateway_holds_is_charged_what_the_engine_made(
+    real_engine: RealEngine, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "LONGEST_WHOLE_ANSWER_BYTES", 100)
+    gateway, pool = await metered(real_engine)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 50, "ignore_eos": True}
+    async with gateway.post(data=json.dumps(body).encode()) as answer:
+        assert answer.status == 502
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == PROMPT_TOKENS + 50
+    for path, asked in (
+        ("/tokenize", {"prompt": "x" * 200}),
+        ("/detokenize", {"tokens": [97] * 200}),
+    ):
+        async with gateway.post(path, data=json.dumps(asked).encode()) as answer:
+            assert answer.status == 502
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == PROMPT_TOKENS + 50
 
 
 async def test_a_request_that_is_tried_twice_is_charged_once(

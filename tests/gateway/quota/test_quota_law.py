@@ -251,6 +251,32 @@ def test_a_request_larger_than_a_full_bucket_is_admitted_by_a_full_one_and_owes_
     assert account.reserve(small, "next", 1, 1_000, 0).number == 49_100
 
 
+def test_who_owes_tokens_may_still_ask_for_none(law: RedisLaw) -> None:
+    account, bound = Account(), Limits(tokens_per_minute=600, burst_ms=1_000)
+    law.begin(bound)
+    for name, cost, status in (
+        ("large", 500, Status.ADMITTED),
+        ("next", 1, Status.TOKENS),
+        ("none", 0, Status.ADMITTED),
+    ):
+        outcome = law(0, "reserve", name, cost, 1_000)
+        assert outcome == account.reserve(bound, name, cost, 1_000, 0)
+        assert (outcome.status, outcome.tokens_left) == (status, -490)
+
+
+def test_who_has_no_tokens_at_all_may_not_ask_for_none_either_unless_it_borrows(
+    law: RedisLaw,
+) -> None:
+    for borrower in (False, True):
+        account, nothing = Account(), Limits(tokens_per_minute=0, may_borrow=borrower)
+        law.begin(nothing)
+        for name, is_idle in (("busy", False), ("idle", True)):
+            law.set_idle(is_idle)
+            outcome = law(0, "reserve", name, 0, 1_000)
+            assert outcome == account.reserve(nothing, name, 0, 1_000, 0, is_idle=is_idle)
+            assert (outcome.status is Status.ADMITTED) == (borrower and is_idle)
+
+
 def test_a_clock_set_back_neither_fills_nor_stops_the_bucket() -> None:
     account, bound = Account(), Limits(tokens_per_minute=600, burst_ms=60_000)
     account.reserve(bound, "a", 600, 1_000, 100_000)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from chairlift_gateway import estimate
 from chairlift_gateway.quota.connection import RedisAddress
 from chairlift_gateway.quota.keeper import OnRedisFailure
 from chairlift_protocol.wire import USAGE_COMMENT, USAGE_HEADER
@@ -199,21 +200,48 @@ async def test_batch_requests_are_charged_to_an_account_of_their_own(
     assert pool.used("acme") == 0
 
 
-async def test_what_asks_for_no_tokens_costs_nothing(start_engine: Any, metered: Any) -> None:
-    gateway, pool = await metered(await start_engine(), limits={"concurrency": 0})
-    async with gateway.post("/tokenize") as answer:
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_counting_tokens_is_a_request_that_costs_none_and_says_nothing_of_answers(
+    start_engine: Any, metered: Any, until: Any, path: str
+) -> None:
+    limits = {"requests_per_minute": 60, "tokens_per_minute": 60_000, "burst_ms": 60_000}
+    gateway, pool = await metered(await start_engine(whole), limits=limits)
+    async with gateway.post(path) as answer:
         assert answer.status == 200
-    async with gateway.post() as answer:
-        assert answer.status == 403
+        assert answer.headers["x-ratelimit-remaining-requests"] == "59"
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 0
+    async with gateway.post(data=b"{}") as answer:
+        reserved = estimate.prompt_tokens(b"{}") + estimate.FIRST_ANSWER_TOKENS
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(60_000 - reserved)
 
 
+async def test_requests_per_minute_hold_for_counting_tokens_too(
+    start_engine: Any, metered: Any
+) -> None:
+    limits = {"requests_per_minute": 1, "burst_ms": 60_000}
+    engine = await start_engine(whole)
+    gateway, _ = await metered(engine, limits=limits)
+    for status in (200, 429):
+        async with gateway.post("/tokenize") as answer:
+            assert answer.status == status
+    assert len(engine.requests) == 1
+
+
+async def test_a_list_of_models_is_not_limited(start_engine: Any, metered: Any) -> None:
+    gateway, _ = await metered(await start_engine(), limits={"concurrency": 0})
+    async with gateway.client.get(gateway.url + "/v1/models") as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("limit", ["concurrency", "requests_per_minute", "tokens_per_minute"])
 async def test_a_class_that_is_closed_gets_403_and_is_not_told_to_come_back(
-    start_engine: Any, metered: Any, limit: str
+    start_engine: Any, metered: Any, limit: str, path: str
 ) -> None:
     engine = await start_engine(whole)
     gateway, _ = await metered(engine, limits={limit: 0})
-    async with gateway.post("/batch/v1/completions") as answer:
+    async with gateway.post("/batch" + path) as answer:
         assert answer.status == 403
         assert "retry-after" not in answer.headers
         assert (await answer.json())["error"] == {
