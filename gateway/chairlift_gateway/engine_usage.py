@@ -13,10 +13,10 @@ from typing import Any, Final
 import aiohttp
 
 from chairlift_gateway.usage import Used
-from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, USAGE_PATH
+from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, LAST_STEP_WAIT_S, USAGE_PATH
 
 # Below what a gateway has left for last words when it is told to end.
-TIMEOUT_S: Final = 1.5
+TIMEOUT_S: Final = LAST_STEP_WAIT_S + 0.5
 
 
 class NoAnswer(Exception):

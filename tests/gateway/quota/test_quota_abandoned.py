@@ -51,6 +51,11 @@ class RealEngine:
         load = self.server.replica.load
         return -1 if load is None else load.num_running
 
+    @property
+    def num_waiting(self) -> int:
+        load = self.server.replica.load
+        return -1 if load is None else load.num_waiting
+
 
 @pytest.fixture
 async def real_engine() -> AsyncIterator[RealEngine]:
@@ -128,8 +133,44 @@ async def test_a_client_that_leaves_the_real_engine_is_charged_what_it_made(
     await until(lambda: real_engine.num_running == 0)
     await until(lambda: pool.num_leases("acme") == 0)
     charged = pool.used("acme") - PROMPT_TOKENS
-    # Tokens of the step that was under way when it ended were made for nobody.
-    assert 60 <= charged <= real_engine.num_made
+    assert charged == real_engine.num_made >= 60
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_at_whichever_token_a_client_leaves_all_that_was_made_is_charged_once(
+    real_engine: RealEngine, metered: Any, until: Any, num_choices: int, is_stream: bool
+) -> None:
+    """The last one too, when its answer may be on the way."""
+    gateway, pool = await metered(real_engine)
+    num_tokens = 4 * num_choices
+    body = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True,
+        "n": num_choices, "stream": is_stream,
+    }  # fmt: skip
+
+    async def leave_after(num_made: int) -> None:
+        made_before = real_engine.num_made
+        async with asking(gateway, body):
+            await until(lambda: real_engine.num_made >= made_before + num_made)
+        await until(lambda: pool.num_leases("acme") == 0)
+
+    for num_made in range(1, num_tokens + 1):
+        await leave_after(num_made)
+    assert pool.used("acme") == num_tokens * PROMPT_TOKENS + real_engine.num_made
+
+
+async def test_a_client_that_leaves_the_engines_queue_is_charged_its_prompt(
+    real_engine: RealEngine, metered: Any, until: Any
+) -> None:
+    gateway, pool = await metered(real_engine)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
+    async with asking(gateway, {**body, "n": 8}):
+        await until(lambda: real_engine.num_waiting == 1)
+        async with asking(gateway, body):
+            await until(lambda: real_engine.num_waiting == 2)
+        await until(lambda: pool.num_leases("acme") == 1)
+        assert pool.used("acme") == PROMPT_TOKENS
 
 
 async def test_hanging_up_again_and_again_runs_into_the_limit_as_answers_do(
