@@ -33,7 +33,7 @@ class EngineUsage:
     ) -> Mapping[str, Used] | None:
         """By id, of those that it knows; None of an engine that cannot be asked. Raise NoAnswer.
 
-        end: they are to end now, so that what it says is final.
+        end: they are to end now, so that what it says is final, or soon will be.
         """
         try:
             async with self._session.post(
@@ -55,7 +55,11 @@ def _told(body: bytes) -> Mapping[str, Used] | None:
     try:
         listed: dict[str, Any] = json.loads(body)["used"]
         return {
-            name: Used(int(told["prompt_tokens"]), int(told["completion_tokens"]))
+            name: Used(
+                int(told["prompt_tokens"]),
+                int(told["completion_tokens"]),
+                is_final=told.get("final") is not False,
+            )
             for name, told in listed.items()
         }
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError):

@@ -196,8 +196,8 @@ class Proxy:
         meter = await self._metering.admit(caller, arrival.names.unique, body)
         try:
             yield meter
-        except (ClientLeft, asyncio.CancelledError):
-            await meter.learn()
+        except (ClientLeft, asyncio.CancelledError) as error:
+            await meter.learn(until_final=isinstance(error, ClientLeft))
             raise
         except Exception:
             meter.failed()

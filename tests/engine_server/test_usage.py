@@ -23,8 +23,9 @@ def ask(engine: Any, *names: str, **fields: Any) -> dict[str, Any]:
     return told
 
 
-def used(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+def used(prompt_tokens: int, completion_tokens: float, *, final: bool = False) -> dict[str, object]:
+    tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return {**tokens, "final": final}
 
 
 def body(**fields: object) -> dict[str, object]:
@@ -57,7 +58,8 @@ def test_a_running_request_is_told_and_ended_by_the_gateways_name_for_it(
         asked = asking.submit(ask, engine, "a-1", end=True)
         eventually(lambda: engine.server.replica.num_in_flight == 0)
         engine.runner.release()
-        assert asked.result() == ask(engine, "a-1") == {"a-1": used(4, engine.metric(MADE))}
+        told = {"a-1": used(4, engine.metric(MADE), final=True)}
+        assert asked.result() == ask(engine, "a-1") == told
         assert engine.metric(MADE) >= 6  # two by the step that was under way
         assert engine.free_list() == everything
         assert b"gave this request up" in b"".join(iter(lambda: client.recv(4096), b""))
@@ -73,13 +75,13 @@ def test_a_gateway_does_not_wait_for_the_end_of_a_long_step(
         eventually(lambda: ask(engine, "a-5") == {"a-5": used(4, 2)})
         assert ask(engine, "a-5", end=True) == {"a-5": used(4, 2)}
         engine.runner.release()
-        eventually(lambda: ask(engine, "a-5") == {"a-5": used(4, 3)})
+        eventually(lambda: ask(engine, "a-5") == {"a-5": used(4, 3, final=True)})
 
 
 def test_what_ended_of_itself_is_known_for_a_while_too(engine: Any) -> None:
     headers = {**GATEWAY, "x-request-id": "a-2"}
     usage = engine.complete("xy", headers=headers, max_tokens=2).json()["usage"]
-    assert ask(engine, "a-2", end=True) == {"a-2": used(3, 2)}
+    assert ask(engine, "a-2", end=True) == {"a-2": used(3, 2, final=True)}
     assert usage["completion_tokens"] == 2
 
 
@@ -91,7 +93,7 @@ def test_a_client_that_left_is_told_of_too(engine: Any, eventually: Any, stream:
         eventually(lambda: ask(engine, "a-3") == {"a-3": used(4, 3)})
     eventually(lambda: engine.server.replica.num_in_flight == 0)
     engine.runner.release()
-    eventually(lambda: ask(engine, "a-3") == {"a-3": used(4, 4)})
+    eventually(lambda: ask(engine, "a-3") == {"a-3": used(4, 4, final=True)})
     assert engine.metric(MADE) == 4
 
 
@@ -109,7 +111,7 @@ def test_a_client_that_leaves_while_waiting_or_in_prefill_has_used_its_prompt(
     prefilling.close()
     eventually(lambda: engine.server.replica.num_in_flight == 0)
     engine.runner.release()
-    told = {"a-6": used(80, 0), "a-7": used(20, 0)}
+    told = {"a-6": used(80, 0, final=True), "a-7": used(20, 0, final=True)}
     assert ask(engine, "a-6", "a-7", end=True) == told
     assert engine.metric(MADE) == 0
 
@@ -122,7 +124,7 @@ def test_a_token_past_a_stop_string_is_not_used(engine: Any, eventually: Any) ->
         eventually(lambda: ask(engine, "a-8") == {"a-8": used(8, 2 + 3)})
     eventually(lambda: engine.server.replica.num_in_flight == 0)
     engine.runner.release()
-    eventually(lambda: ask(engine, "a-8") == {"a-8": used(8, 2 + 4)})
+    eventually(lambda: ask(engine, "a-8") == {"a-8": used(8, 2 + 4, final=True)})
 
 
 def test_only_gateways_are_told_and_only_their_requests_are_known(engine: Any) -> None:
@@ -148,8 +150,8 @@ def test_the_book_forgets_the_oldest_of_those_that_ended_and_none_that_runs() ->
     book.enter("running", 1, Making(9))
     for name in "abc":
         book.enter(name, 1, Making(2))()
-    assert [book.used(name) for name in "abc"] == [None, Used(1, 2), Used(1, 2)]
-    assert book.used("running") == Used(1, 9)
+    assert [book.used(name) for name in "abc"] == [None, Used(1, 2, True), Used(1, 2, True)]
+    assert book.used("running") == Used(1, 9, False)
 
 
 def test_a_request_that_came_again_is_the_one_that_counts() -> None:
@@ -157,7 +159,7 @@ def test_a_request_that_came_again_is_the_one_that_counts() -> None:
     close_first = book.enter("a", 1, first)
     close_second = book.enter("a", 1, second)
     close_first()
-    assert book.used("a") == Used(1, 3)
+    assert book.used("a") == Used(1, 3, False)
     second.num_output_tokens = 4
     close_second()
-    assert book.used("a") == Used(1, 4)
+    assert book.used("a") == Used(1, 4, True)

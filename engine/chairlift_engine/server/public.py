@@ -144,7 +144,10 @@ def _add_usage(app: FastAPI, replica: Replica, internal_token: str | None) -> No
             await replica.usage.stop(asked.requests)
         known = ((each, replica.usage.used(each)) for each in asked.requests)
         told = {
-            each: tokens_used(used.num_prompt_tokens, used.num_output_tokens)
+            each: {
+                **tokens_used(used.num_prompt_tokens, used.num_output_tokens),
+                "final": used.is_final,
+            }
             for each, used in known
             if used is not None
         }

@@ -33,6 +33,7 @@ class Generating(Protocol):
 class Used:
     num_prompt_tokens: int
     num_output_tokens: int
+    is_final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class _Running:
 
     @property
     def used(self) -> Used:
-        return Used(self.num_prompt_tokens, self.generation.num_output_tokens)
+        return Used(self.num_prompt_tokens, self.generation.num_output_tokens, self.closed.is_set())
 
 
 class UsageBook:
@@ -75,8 +76,8 @@ class UsageBook:
         return self._ended.get(request_id) if running is None else running.used
 
     async def stop(self, request_ids: Iterable[str]) -> None:
-        """End those that run. What they have used is final then, but for the tokens of a step that
-        takes longer than whoever asks can wait."""
+        """End those that run. What they have used is final then, unless the step under way takes
+        longer than whoever asks can wait."""
         stopped = [self._running[each] for each in request_ids if each in self._running]
         for running in stopped:
             running.generation.stop()

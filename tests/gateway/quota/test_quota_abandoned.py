@@ -205,6 +205,21 @@ async def test_the_engine_is_asked_by_the_name_that_it_was_given_and_told_to_end
     await gateway.until_sample(307, "chairlift_gateway_tenant_tokens_total", "interactive", "acme")
 
 
+async def test_an_engine_in_a_long_step_is_asked_until_that_has_ended(
+    start_engine: Any, metered: Any, until: Any
+) -> None:
+    engine = await start_engine(never)
+    engine.used, engine.is_final = (7, 300), False
+    gateway, pool = await metered(engine)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await engine.asked.wait()
+    await until(lambda: len(engine.usage_asked) >= 2)
+    assert pool.num_leases("acme") == 1
+    engine.used, engine.is_final = (7, 303), True
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 310
+
+
 async def test_tokens_that_a_client_did_not_wait_for_are_charged_in_a_stream_too(
     start_engine: Any, metered: Any, sse: Any, token: Any, until: Any
 ) -> None:
@@ -471,3 +486,20 @@ async def test_a_gateway_that_cuts_requests_off_charges_what_their_engines_made(
         await engine.asked.wait()
         gateway.gateway.cut_off()
         await until(lambda: pool.used("acme") == 307)
+
+
+async def test_a_gateway_that_cuts_requests_off_waits_for_no_engine_in_a_long_step(
+    start_engine: Any, metered: Any, until: Any
+) -> None:
+    """Nor for one that it has begun to ask, because a client had left."""
+    engine = await start_engine(never)
+    engine.used, engine.is_final = (7, 300), False
+    gateway, pool = await metered(engine)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await engine.asked.wait()
+    await until(lambda: len(engine.usage_asked) >= 2)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await until(lambda: len(engine.requests) == 2)
+        gateway.gateway.cut_off()
+        await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 2 * 307
