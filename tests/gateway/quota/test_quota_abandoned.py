@@ -173,6 +173,16 @@ async def test_a_client_that_leaves_the_engines_queue_is_charged_its_prompt(
         assert pool.used("acme") == PROMPT_TOKENS
 
 
+async def test_a_client_that_leaves_while_no_engine_is_there_is_charged_nothing(
+    metered: Any, until: Any
+) -> None:
+    gateway, pool = await metered(hold_s=30.0)
+    async with asking(gateway, {"model": "tiny", "prompt": PROMPT}):
+        await until(lambda: pool.num_leases("acme") == 1)
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 0
+
+
 async def test_hanging_up_again_and_again_runs_into_the_limit_as_answers_do(
     real_engine: RealEngine, metered: Any, until: Any
 ) -> None:
