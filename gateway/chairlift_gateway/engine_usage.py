@@ -13,10 +13,10 @@ from typing import Any, Final
 import aiohttp
 
 from chairlift_gateway.usage import Used
-from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, USAGE_PATH
+from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, LAST_STEP_WAIT_S, USAGE_PATH
 
 # Below what a gateway has left for last words when it is told to end.
-TIMEOUT_S: Final = 1.5
+TIMEOUT_S: Final = LAST_STEP_WAIT_S + 0.5
 
 
 class NoAnswer(Exception):
@@ -33,7 +33,7 @@ class EngineUsage:
     ) -> Mapping[str, Used] | None:
         """By id, of those that it knows; None of an engine that cannot be asked. Raise NoAnswer.
 
-        end: they are to end now, so that what it says is final.
+        end: they are to end now, so that what it says is final, or soon will be.
         """
         try:
             async with self._session.post(
@@ -55,7 +55,11 @@ def _told(body: bytes) -> Mapping[str, Used] | None:
     try:
         listed: dict[str, Any] = json.loads(body)["used"]
         return {
-            name: Used(int(told["prompt_tokens"]), int(told["completion_tokens"]))
+            name: Used(
+                int(told["prompt_tokens"]),
+                int(told["completion_tokens"]),
+                is_final=told.get("final") is not False,
+            )
             for name, told in listed.items()
         }
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError):

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -112,21 +113,29 @@ class Meter:
         if not self._has_answer or self._usage.num_answer_tokens == 0:
             self._usage.is_void = True
 
-    async def learn(self) -> None:
-        """Of an answer that was not read to its end: what its engine made of it, which ends it."""
+    async def learn(self, *, until_final: bool) -> None:
+        """Of an answer that was not read to its end: what its engine made of it, which ends it.
+
+        until_final: wait for the engine's step under way, however long it takes.
+        """
         if self.engine_url is None or self._usage.is_void:
             return
-        try:
-            told = await self._metering.engines.ask(self.engine_url, [self.request_id], end=True)
-        except NoAnswer:
-            return
+        with suppress(NoAnswer):
+            while not await self._end_at(self.engine_url) and until_final:
+                pass
+
+    async def _end_at(self, engine_url: str) -> bool:
+        """Whether what it has used by now will stay so."""
+        told = await self._metering.engines.ask(engine_url, [self.request_id], end=True)
         if told is None:
             self._usage.guessed_answer_tokens = self._most_answer_tokens()
         elif (used := told.get(self.request_id)) is not None:
-            self._usage.state(used)
+            self.told(used)
+            return used.is_final
         else:
             # It was never begun there, or the engine has begun anew since.
             self._usage.guessed_answer_tokens = 0
+        return True
 
     def _most_answer_tokens(self) -> int:
         if self._is_stream:

@@ -214,8 +214,8 @@ class Proxy:
                 meter = await self._metering.admit(caller, arrival.names.unique, body)
         try:
             yield meter
-        except (ClientLeft, asyncio.CancelledError, AnswerTooLarge):
-            await meter.learn()
+        except (ClientLeft, asyncio.CancelledError, AnswerTooLarge) as error:
+            await meter.learn(until_final=not isinstance(error, asyncio.CancelledError))
             raise
         except Exception:
             meter.failed()

@@ -20,10 +20,11 @@ _USAGE_KEY: Final = b'"usage"'
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """As an engine states it."""
+    """As an engine states it. is_final: no token comes on top."""
 
     prompt_tokens: int
     answer_tokens: int
+    is_final: bool = True
 
 
 @dataclass(slots=True)

@@ -25,6 +25,8 @@ METRICS_PATH: Final = "/metrics"
 LOAD_PATH: Final = "/load"
 # For gateways, with the internal token: what requests have used by now, by the ids they gave them.
 USAGE_PATH: Final = "/usage"
+# An engine that is told to end requests answers once the step under way has ended, or after this.
+LAST_STEP_WAIT_S: Final = 1.0
 
 # Gateway, beside /metrics: what arrived; may be asked to answer only once that changes.
 ARRIVALS_PATH: Final = "/arrivals"

@@ -42,6 +42,7 @@ class EchoRunner:
         self._changed = threading.Condition()
         self._num_allowed = math.inf
         self.in_step = threading.Event()
+        self.num_begun = 0
         self.fail = False
         self.next_error: Exception | None = None
         self.computed: set[int] = set()  # by the length of the prompt
@@ -60,6 +61,7 @@ class EchoRunner:
         self.allow(math.inf)
 
     def execute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled]:
+        self.num_begun += 1
         self.in_step.set()
         with self._changed:
             assert self._changed.wait_for(lambda: self._num_allowed > 0, WAIT_S)

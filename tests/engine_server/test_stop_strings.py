@@ -80,7 +80,7 @@ def test_streamed_text_and_logprobs_are_those_of_the_whole_for_every_stop_settin
     tokenizer = Syllables()
     sampling = SamplingParams(max_tokens=99, min_tokens=min_tokens, num_logprobs=0)
     request = Request("r", [1], sampling, arrival_s=0.0)
-    stream = TextStream(request, tokenizer, stops, lambda: None)
+    stream = TextStream(request, tokenizer, stops, lambda: None, lambda: None)
     pieces: list[Piece] = []
     for position, token in enumerate(token_ids, 1):
         reason = FinishReason.LENGTH if position == len(token_ids) else None
@@ -119,6 +119,6 @@ def complete_text(tokenizer: Tokenizer, first: list[int], all_ids: list[int]) ->
 
 def test_a_character_that_the_length_cut_off_is_shown_as_a_replacement() -> None:
     request = Request("r", [1], SamplingParams(max_tokens=1), arrival_s=0.0)
-    stream = TextStream(request, ByteTokenizer(), (), lambda: None)
+    stream = TextStream(request, ByteTokenizer(), (), lambda: None, lambda: None)
     stream.feed("é".encode()[0], FinishReason.LENGTH)
     assert stream.take().text == "\ufffd"

@@ -50,7 +50,7 @@ class FakeEngine:
     """Answers as `handler` says and remembers what it was asked.
 
     used: tokens of prompt and answer of every request, for gateways that ask; empty of one that
-    knows no request, None of an engine that cannot be asked.
+    knows no request, None of an engine that cannot be asked. is_final: no token comes on top.
     """
 
     name: str
@@ -63,6 +63,7 @@ class FakeEngine:
 
     lend_share: float = 1.0
     used: tuple[int, ...] | None = None
+    is_final: bool = True
     usage_asked: list[dict[str, Any]] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -89,7 +90,8 @@ class FakeEngine:
         if not self.used:
             return web.json_response({"used": {}})
         told = dict(zip(("prompt_tokens", "completion_tokens"), self.used, strict=True))
-        return web.json_response({"used": dict.fromkeys(asked["requests"], told)})
+        said = {**told, "final": self.is_final}
+        return web.json_response({"used": dict.fromkeys(asked["requests"], said)})
 
 
 async def _say_ok(request: web.Request) -> web.StreamResponse:

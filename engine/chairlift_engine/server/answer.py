@@ -77,16 +77,16 @@ class Answer(Response):
         writer = _Writer(
             order, document, self._generation, serving.tokenizer, self._origin.reads_usage
         )
+        on_closed = self._replica.usage.enter(
+            self._origin.request_id, order.num_prompt_tokens, self._generation
+        )
         try:
-            with self._replica.usage.entered(
-                self._origin.request_id, order.num_prompt_tokens, self._generation
-            ):
-                self._generation.start()
-                if order.stream:
-                    await _stream(writer, send)
-                else:
-                    response = await _whole(writer)
-                    await response(scope, receive, send)
+            self._generation.start(on_closed)
+            if order.stream:
+                await _stream(writer, send)
+            else:
+                response = await _whole(writer)
+                await response(scope, receive, send)
         except ClientLeft:
             return
         finally:

@@ -122,6 +122,7 @@ class Bridge:
         now_s = self._clock.now_s()
         for stream in self._streams.values():
             stream.end(FinishReason.ERROR)
+            stream.close()
             self._metrics.observe_end(stream.request, FinishReason.ERROR, now_s)
             timeline.log(stream.request, FinishReason.ERROR, now_s)
         self._streams.clear()
@@ -139,6 +140,7 @@ class Bridge:
         for request, reason in report.ended:
             if (stream := self._streams.pop(request.id, None)) is not None:
                 stream.end(reason)
+                stream.close()
             timeline.log(request, reason, report.now_s)
         if report.sums is not None:
             self.last_step = report.sums
@@ -152,8 +154,6 @@ class Bridge:
         stream = self._streams.get(request.id)
         if stream is None:
             return
-        if reason is not None:
-            del self._streams[request.id]
         was_open = stream.finish_reason is None
         try:
             stream.feed(event.token_id, reason, event.logprobs)
@@ -161,7 +161,10 @@ class Bridge:
             # One undecodable answer must not stop the others' delivery.
             logger.exception("request %s: its text could not be made", request.id)
             stream.end(FinishReason.ERROR)
-        if was_open and stream.finish_reason is not None and reason is None:
+        if reason is not None:
+            del self._streams[request.id]
+            stream.close()
+        elif was_open and stream.finish_reason is not None:
             self._engine.request_abort(request.id, stream.finish_reason)
 
     def _forget_seen(self, gauges: Gauges) -> None:

@@ -7,6 +7,7 @@ Lives on the event loop; knows no HTTP.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from chairlift_engine.server.bridge import Bridge
@@ -27,18 +28,26 @@ class Generation:
         self._changed = asyncio.Event()
         self._streams = [
             TextStream(
-                request, tokenizer, order.stops, partial(self._wake, index), order.echo_of(index)
+                request,
+                tokenizer,
+                order.stops,
+                partial(self._wake, index),
+                self._close_one,
+                order.echo_of(index),
             )
             for index, request in enumerate(order.requests)
         ]
-        self._num_unfinished = len(self._streams)
+        self._num_unfinished = self._num_open = len(self._streams)
         self._abandoned = False
 
     @property
     def num_output_tokens(self) -> int:
         return sum(stream.num_output_tokens for stream in self._streams)
 
-    def start(self) -> None:
+    def start(self, on_closed: Callable[[], None]) -> None:
+        """on_closed: called when the engine has made the last token of every choice, which for one
+        that is stopped is after the step under way."""
+        self._on_closed = on_closed
         for stream in self._streams:
             self._bridge.open(stream)
 
@@ -74,6 +83,11 @@ class Generation:
         for stream in self._streams:
             if stream.finish_reason is None:
                 self._bridge.abort(stream)
+
+    def _close_one(self) -> None:
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._on_closed()
 
     def _wake(self, index: int) -> None:
         self._ready[index] = None

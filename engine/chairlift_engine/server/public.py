@@ -141,11 +141,13 @@ def _add_usage(app: FastAPI, replica: Replica, internal_token: str | None) -> No
             await held.receive(request)
             asked = parse(held.raw, UsageBody)
         if asked.end:
-            for request_id in asked.requests:
-                replica.usage.stop(request_id)
+            await replica.usage.stop(asked.requests)
         known = ((each, replica.usage.used(each)) for each in asked.requests)
         told = {
-            each: tokens_used(used.num_prompt_tokens, used.num_output_tokens)
+            each: {
+                **tokens_used(used.num_prompt_tokens, used.num_output_tokens),
+                "final": used.is_final,
+            }
             for each, used in known
             if used is not None
         }

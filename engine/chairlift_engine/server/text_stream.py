@@ -53,7 +53,7 @@ class Echo(NamedTuple):
 
 
 class TextStream:
-    """`wake` is called whenever there is something to take."""
+    """`wake` is called whenever there is something to take, `on_closed` once no token comes."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class TextStream:
         tokenizer: Tokenizer,
         stops: Sequence[str],
         wake: Callable[[], None],
+        on_closed: Callable[[], None],
         echo: Echo | None = None,
     ) -> None:
         self.request = request
@@ -74,6 +75,7 @@ class TextStream:
         self._num_made = self._num_shown = 0  # characters: complete, and not held back
         self._echo = echo
         self._wake = wake
+        self._on_closed = on_closed
 
     def feed(
         self,
@@ -83,7 +85,10 @@ class TextStream:
     ) -> None:
         """Take one token. A stop token counts, but is not part of the text."""
         if self.finish_reason is not None:
-            return  # sampled before the engine heard that a stop string had ended this
+            # Sampled before the engine heard that this had ended. It was made for whoever gave the
+            # answer up, but is no part of one that a stop string had completed.
+            self.num_output_tokens += not self.finish_reason.is_complete
+            return
         if self._echo is not None and self.num_output_tokens == 0:
             self._repeat(self._echo)
         self.num_output_tokens += 1
@@ -104,10 +109,14 @@ class TextStream:
         self._wake()
 
     def end(self, reason: FinishReason) -> None:
-        """No token comes any more: aborted or failed. Text held back is not shown then."""
+        """Aborted or failed: nothing is shown any more, text held back neither."""
         if self.finish_reason is None:
             self.finish_reason = reason
             self._wake()
+
+    def close(self) -> None:
+        """The engine has made its last token."""
+        self._on_closed()
 
     def take(self) -> Piece:
         piece = Piece("".join(self._texts), self.finish_reason, tuple(self._scored))

@@ -51,6 +51,11 @@ class RealEngine:
         load = self.server.replica.load
         return -1 if load is None else load.num_running
 
+    @property
+    def num_waiting(self) -> int:
+        load = self.server.replica.load
+        return -1 if load is None else load.num_waiting
+
 
 @pytest.fixture
 async def real_engine() -> AsyncIterator[RealEngine]:
@@ -128,8 +133,54 @@ async def test_a_client_that_leaves_the_real_engine_is_charged_what_it_made(
     await until(lambda: real_engine.num_running == 0)
     await until(lambda: pool.num_leases("acme") == 0)
     charged = pool.used("acme") - PROMPT_TOKENS
-    # Tokens of the step that was under way when it ended were made for nobody.
-    assert 60 <= charged <= real_engine.num_made
+    assert charged == real_engine.num_made >= 60
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_at_whichever_token_a_client_leaves_all_that_was_made_is_charged_once(
+    real_engine: RealEngine, metered: Any, until: Any, num_choices: int, is_stream: bool
+) -> None:
+    """The last one too, when its answer may be on the way."""
+    gateway, pool = await metered(real_engine)
+    num_tokens = 4 * num_choices
+    body = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True,
+        "n": num_choices, "stream": is_stream,
+    }  # fmt: skip
+
+    async def leave_after(num_made: int) -> None:
+        made_before = real_engine.num_made
+        async with asking(gateway, body):
+            await until(lambda: real_engine.num_made >= made_before + num_made)
+        await until(lambda: pool.num_leases("acme") == 0)
+
+    for num_made in range(1, num_tokens + 1):
+        await leave_after(num_made)
+    assert pool.used("acme") == num_tokens * PROMPT_TOKENS + real_engine.num_made
+
+
+async def test_a_client_that_leaves_the_engines_queue_is_charged_its_prompt(
+    real_engine: RealEngine, metered: Any, until: Any
+) -> None:
+    gateway, pool = await metered(real_engine)
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
+    async with asking(gateway, {**body, "n": 8}):
+        await until(lambda: real_engine.num_waiting == 1)
+        async with asking(gateway, body):
+            await until(lambda: real_engine.num_waiting == 2)
+        await until(lambda: pool.num_leases("acme") == 1)
+        assert pool.used("acme") == PROMPT_TOKENS
+
+
+async def test_a_client_that_leaves_while_no_engine_is_there_is_charged_nothing(
+    metered: Any, until: Any
+) -> None:
+    gateway, pool = await metered(hold_s=30.0)
+    async with asking(gateway, {"model": "tiny", "prompt": PROMPT}):
+        await until(lambda: pool.num_leases("acme") == 1)
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 0
 
 
 async def test_hanging_up_again_and_again_runs_into_the_limit_as_answers_do(
@@ -162,6 +213,21 @@ async def test_the_engine_is_asked_by_the_name_that_it_was_given_and_told_to_end
     name = engine.requests[0].headers[REQUEST_ID_HEADER]
     assert engine.usage_asked == [{"requests": [name], "end": True}]
     await gateway.until_sample(307, "chairlift_gateway_tenant_tokens_total", "interactive", "acme")
+
+
+async def test_an_engine_in_a_long_step_is_asked_until_that_has_ended(
+    start_engine: Any, metered: Any, until: Any
+) -> None:
+    engine = await start_engine(never)
+    engine.used, engine.is_final = (7, 300), False
+    gateway, pool = await metered(engine)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await engine.asked.wait()
+    await until(lambda: len(engine.usage_asked) >= 2)
+    assert pool.num_leases("acme") == 1
+    engine.used, engine.is_final = (7, 303), True
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 310
 
 
 async def test_tokens_that_a_client_did_not_wait_for_are_charged_in_a_stream_too(
@@ -471,3 +537,20 @@ async def test_a_gateway_that_cuts_requests_off_charges_what_their_engines_made(
         await engine.asked.wait()
         gateway.gateway.cut_off()
         await until(lambda: pool.used("acme") == 307)
+
+
+async def test_a_gateway_that_cuts_requests_off_waits_for_no_engine_in_a_long_step(
+    start_engine: Any, metered: Any, until: Any
+) -> None:
+    """Nor for one that it has begun to ask, because a client had left."""
+    engine = await start_engine(never)
+    engine.used, engine.is_final = (7, 300), False
+    gateway, pool = await metered(engine)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await engine.asked.wait()
+    await until(lambda: len(engine.usage_asked) >= 2)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await until(lambda: len(engine.requests) == 2)
+        gateway.gateway.cut_off()
+        await until(lambda: pool.num_leases("acme") == 0)
+    assert pool.used("acme") == 2 * 307
