@@ -21,6 +21,7 @@ import uvicorn
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
 from chairlift_gateway.endpoints import EndpointsError, EndpointSource, FileEndpoints
+from chairlift_gateway.front_door import FrontDoor
 from chairlift_gateway.identity import TenantsError, TenantsFile
 from chairlift_gateway.kubernetes_endpoints import KubernetesEndpoints
 from chairlift_gateway.kubernetes_tenants import KubernetesTenants
@@ -71,7 +72,7 @@ async def _serve(
         server = _Server(
             uvicorn.Config(
                 gateway.app,
-                http="httptools",
+                http=FrontDoor,
                 ws="none",
                 lifespan="off",
                 log_config=None,

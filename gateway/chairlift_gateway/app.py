@@ -26,9 +26,10 @@ from chairlift_gateway.kubernetes_tenants import KubernetesTenants
 from chairlift_gateway.metering import Metering
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import Refusal
-from chairlift_gateway.proxy import Cost, Proxy, ProxyRoute, Target
+from chairlift_gateway.proxy import Proxy, ProxyRoute
 from chairlift_gateway.quota.upkeep import open_keeper
 from chairlift_gateway.routing import Router
+from chairlift_gateway.targets import Cost, Target
 from chairlift_gateway.upstream import Upstream, open_session
 from chairlift_protocol import wire
 

@@ -8,7 +8,6 @@ and quiet gateways cost it nothing. `app` serves it; `metrics` notes each change
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import secrets
 from typing import Final
@@ -20,6 +19,9 @@ from starlette.responses import Response
 from chairlift_gateway.metrics import GatewayMetrics
 
 LONGEST_WAIT_S: Final = 60
+# An operator waits once at each gateway. Anybody may, and each costs an arrival a third of a
+# millisecond, since it is answered then.
+MAX_WAITING: Final = 16
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})(?=$|[,;\s])", re.IGNORECASE)
 
 
@@ -31,6 +33,7 @@ class Changes:
         self._number = 0
         self._next = asyncio.Event()
         self._is_over = False
+        self._num_waiting = 0
 
     @property
     def tag(self) -> str:
@@ -46,11 +49,16 @@ class Changes:
         self._wake()
 
     async def is_newer(self, tag: str, wait_s: float) -> bool:
-        """Than this tag, within that time."""
-        if tag == self.tag and not self._is_over:
-            with contextlib.suppress(TimeoutError):
+        """Than this tag, within that time; at once where many wait already."""
+        if tag == self.tag and not self._is_over and self._num_waiting < MAX_WAITING:
+            self._num_waiting += 1
+            try:
                 async with asyncio.timeout(wait_s):
                     await self._next.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._num_waiting -= 1
         return tag != self.tag
 
     def _wake(self) -> None:
@@ -64,13 +72,20 @@ class ArrivalsPage:
     def __init__(self, metrics: GatewayMetrics, changes: Changes) -> None:
         self._metrics = metrics
         self._changes = changes
+        self._page = ("", b"")
 
     async def __call__(self, request: Request) -> Response:
         known = request.headers.get("if-none-match")
         if known and not await self._changes.is_newer(known, _wait_s(request)):
             return Response(status_code=304, headers={"etag": known})
-        headers = {"content-type": CONTENT_TYPE_LATEST, "etag": self._changes.tag}
-        return Response(self._metrics.arrivals(), headers=headers)
+        tag, page = self._newest()
+        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST, "etag": tag})
+
+    def _newest(self) -> tuple[str, bytes]:
+        """Made once for all who waited for it."""
+        if self._page[0] != self._changes.tag:
+            self._page = (self._changes.tag, self._metrics.arrivals())
+        return self._page
 
 
 def _wait_s(request: Request) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
+from chairlift_gateway.body_memory import HeldBody
 from chairlift_gateway.headers import find
 from chairlift_gateway.openai_errors import too_large
 from chairlift_gateway.reply import Reply
@@ -20,20 +21,20 @@ class ClientLeft(Exception):
     """Nobody is there any more to take the answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, body: HeldBody, limit_bytes: int) -> None:
     stated = find(scope["headers"], b"content-length")
     if stated is not None and int(stated) > limit_bytes:
         raise too_large(limit_bytes)
-    body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
-        body += message.get("body", b"")
-        if len(body) > limit_bytes:
+        body.add(message.get("body", b""))
+        if body.num_bytes > limit_bytes:
             raise too_large(limit_bytes)
         if not message.get("more_body", False):
-            return bytes(body)
+            body.seal()
+            return
 
 
 async def while_client_stays(

@@ -129,6 +129,8 @@ class Identification:
 
     def caller(self, headers: RawHeaders, *, is_batch_path: bool) -> Caller:
         """Raise Refusal."""
+        if len(find_all(headers, b"authorization")) > 1:
+            raise unauthorized("The authorization header was sent more than once; send one key.")
         key = bearer_key(headers)
         known = self._by_header(headers) or self._by_key(key)
         if known is None and not self.serves_anonymous:

@@ -82,13 +82,15 @@ class Meter:
         self._has_answer = False
         self.engine_url, self._sent_s = engine_url, time.monotonic()
 
-    def answered(self) -> None:
-        """An answer's head has come."""
+    def answered(self, *, is_stream: bool) -> None:
+        """An answer's head has come. Of a stream nothing is guessed: the body is let go."""
         self._has_answer = True
+        if is_stream:
+            self._is_stream, self._body = True, b""
 
     def pass_events(self, events: bytes) -> tuple[bytes, int]:
         """The events for the client, and how many of them carry a token."""
-        self._is_seen = self._is_stream = True
+        self._is_seen = True
         for_client, uncovered = self._usage.take_comments(events)
         num_tokens = num_token_events(for_client)
         is_plain = uncovered is for_client

@@ -80,6 +80,16 @@ def too_large(limit_bytes: int) -> Refusal:
     )
 
 
+def busy() -> Refusal:
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "busy",
+        "The request bodies that this gateway holds, of you or of all, take as much memory as they "
+        "may; please try again.",
+        retry_after_s=1,
+    )
+
+
 def not_ready(why: str) -> Refusal:
     return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "no_replica_ready", why, retry_after_s=5)
 

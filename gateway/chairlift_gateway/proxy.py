@@ -13,12 +13,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
+from chairlift_gateway.access_log import AccessLog
+from chairlift_gateway.body_memory import BodyMemory, HeldBody
 from chairlift_gateway.client_side import ClientLeft, read_body, while_client_stays
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.headers import (
@@ -40,6 +41,7 @@ from chairlift_gateway.openai_errors import (
 )
 from chairlift_gateway.reply import Reply
 from chairlift_gateway.sse import EventSplitter
+from chairlift_gateway.targets import Cost, Target
 from chairlift_gateway.upstream import UPSTREAM_ERRORS, Call, Upstream
 from chairlift_protocol.wire import (
     CLASS_HEADER,
@@ -54,29 +56,6 @@ from chairlift_protocol.wire import (
 LONGEST_WHOLE_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 logger = logging.getLogger("chairlift_gateway.proxy")
-access_logger = logging.getLogger("chairlift_gateway.access")
-
-
-class Cost(Enum):
-    """What a request is to its tenant's limits."""
-
-    TOKENS = "tokens"
-    A_REQUEST = "a request"  # and no tokens
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a path leads."""
-
-    path: str
-    cost: Cost
-    is_batch: bool
-
-    @property
-    def asks_for_tokens(self) -> bool:
-        """What makes a request count as demand."""
-        return self.cost is Cost.TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +102,9 @@ class Proxy:
         self._metering = metering
         self._upstream = upstream
         self._metrics = metrics
+        limits_bytes = [config.body_limit_bytes(each) for each in RequestClass]
+        self._bodies = BodyMemory(max(limits_bytes))
+        self._access_log = AccessLog()
         self._serving: set[asyncio.Task[Any]] = set()
         self._is_cut_off = False
 
@@ -142,7 +124,8 @@ class Proxy:
         reply = Reply(send, arrival.names.for_client)
         with self._counted(arrival, reply), self._registered():
             await self._answer(arrival, scope, receive, reply)
-        access_logger.info(
+        self._access_log.note(
+            isinstance(arrival.caller, Caller),
             "class=%s status=%d ms=%d replica=%s request=%s path=%s tenant=%s tokens=%d",
             arrival.request_class.value, reply.outcome,
             (time.monotonic() - arrival.arrived_s) * 1000,
@@ -182,11 +165,12 @@ class Proxy:
             if isinstance(arrival.caller, Refusal):
                 raise arrival.caller
             limit_bytes = self._config.body_limit_bytes(arrival.request_class)
-            body = await read_body(scope, receive, limit_bytes)
-            async with self._metered(arrival, arrival.caller, body, reply) as meter:
-                call = self._call(arrival, scope, body, meter)
-                clock = TokenClock(self._metrics, arrival.request_class, arrival.arrived_s)
-                await while_client_stays(self._relay(call, reply, clock, meter), receive, reply)
+            with self._bodies.body(arrival.tenant) as body:
+                await read_body(scope, receive, body, limit_bytes)
+                async with self._metered(arrival, arrival.caller, body, reply) as meter:
+                    call = self._call(arrival, scope, body, meter)
+                    clock = TokenClock(self._metrics, arrival.request_class, arrival.arrived_s)
+                    await while_client_stays(self._relay(call, reply, clock, meter), receive, reply)
         except Refusal as refusal:
             await reply.fail(refusal)
         except ClientLeft:
@@ -201,7 +185,7 @@ class Proxy:
 
     @asynccontextmanager
     async def _metered(
-        self, arrival: Arrival, caller: Caller, body: bytes, reply: Reply
+        self, arrival: Arrival, caller: Caller, body: HeldBody, reply: Reply
     ) -> AsyncIterator[Meter]:
         """Reserved before it is routed, settled however it ends; refused with what that says."""
         match arrival.target.cost:
@@ -211,7 +195,7 @@ class Proxy:
             case Cost.A_REQUEST:
                 meter = await self._metering.admit_tokenless(caller, arrival.names.unique)
             case Cost.TOKENS:
-                meter = await self._metering.admit(caller, arrival.names.unique, body)
+                meter = await self._metering.admit(caller, arrival.names.unique, body.raw)
         try:
             yield meter
         except (ClientLeft, asyncio.CancelledError, AnswerTooLarge) as error:
@@ -224,10 +208,10 @@ class Proxy:
             reply.num_tokens = meter.num_tokens
             meter.end()
 
-    def _call(self, arrival: Arrival, scope: Scope, body: bytes, meter: Meter) -> Call:
+    def _call(self, arrival: Arrival, scope: Scope, body: HeldBody, meter: Meter) -> Call:
         path, query = arrival.target.path, scope["query_string"].decode("latin-1")
         return Call(
-            method=scope["method"],
+            method="GET" if scope["method"] == "HEAD" else scope["method"],
             target=f"{path}?{query}" if query else path,
             headers=(
                 *towards_engine(scope["headers"], self._identification.trusted_header),
@@ -241,7 +225,7 @@ class Proxy:
             demand=self._upstream.demand(
                 arrival.request_class,
                 arrival.tenant,
-                body if arrival.target.asks_for_tokens else b"",
+                body.raw if arrival.target.asks_for_tokens else b"",
             ),
             received_s=time.monotonic(),
             on_sent=meter.sent,
@@ -250,9 +234,11 @@ class Proxy:
     async def _relay(self, call: Call, reply: Reply, clock: TokenClock, meter: Meter) -> None:
         async with self._upstream.exchange(call) as answer:
             reply.replica = answer.replica.name
-            meter.answered()
+            is_stream = answer.response.content_type == "text/event-stream"
+            meter.answered(is_stream=is_stream)
             try:
-                if answer.response.content_type == "text/event-stream":
+                if is_stream:
+                    call.body.drop()
                     await _relay_events(answer.response, reply, clock, meter)
                 else:
                     await _relay_whole(answer.response, reply, meter)

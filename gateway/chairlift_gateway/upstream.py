@@ -20,6 +20,7 @@ from typing import Final
 import aiohttp
 
 from chairlift_gateway import estimate
+from chairlift_gateway.body_memory import HeldBody
 from chairlift_gateway.choice import Demand, Replica
 from chairlift_gateway.endpoints import EndpointSource
 from chairlift_gateway.holding import HoldFull, Holding
@@ -59,10 +60,16 @@ class Call:
     method: str
     target: str
     headers: Sequence[tuple[str, str]]
-    body: bytes
+    body: HeldBody
     demand: Demand
     received_s: float
     on_sent: Callable[[str], None]
+
+
+class _Sendable(io.BytesIO):
+    def getbuffer(self) -> memoryview:
+        """aiohttp asks for it to know the length; one that can be written to would be a copy."""
+        return memoryview(self.getvalue())
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +278,7 @@ class Upstream:
             call.method,
             replica.url + call.target,
             headers=[*call.headers, (WAITED_MS_HEADER, str(waited_ms))],
-            data=io.BytesIO(call.body) if call.body else None,
+            data=_Sendable(call.body.raw) if call.body.raw else None,
             allow_redirects=False,
         )
 

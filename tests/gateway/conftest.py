@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import FileEndpoints
+from chairlift_gateway.front_door import FrontDoor
 from chairlift_protocol.load import Load
 from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, LOAD_HEADER, LOAD_PATH, USAGE_PATH
 
@@ -167,8 +168,9 @@ class _Server(uvicorn.Server):
 async def _served(gateway: Gateway) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        gateway.app, lifespan="off", log_config=None, access_log=False, server_header=False
-    )
+        gateway.app, http=FrontDoor, lifespan="off", log_config=None, access_log=False,
+        server_header=False,
+    )  # fmt: skip
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import islice
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from chairlift_gateway.arrivals import MAX_WAITING
 from chairlift_protocol import metrics
 
 pytestmark = pytest.mark.anyio
@@ -105,3 +107,18 @@ async def test_nobody_waits_for_a_gateway_that_drains(
     assert await waiting == (304, tag)
     assert await told(gateway, tag) == (304, tag)
     assert time.monotonic() - begun_s < 5
+
+
+async def test_few_wait_and_others_are_answered_as_if_they_did_not_want_to(
+    start_engine: Any, start_gateway: Any
+) -> None:
+    gateway = await start_gateway(await start_engine())
+    _, tag = await told(gateway)
+    waiting = [asyncio.create_task(told(gateway, tag)) for _ in range(3 * MAX_WAITING)]
+    at_once = [await each for each in islice(asyncio.as_completed(waiting), 2 * MAX_WAITING)]
+    assert at_once == [(304, tag)] * 2 * MAX_WAITING
+    async with gateway.post():
+        pass
+    later = [each for each in await asyncio.gather(*waiting) if each[0] == 200]
+    assert len(later) == MAX_WAITING and len(set(later)) == 1
+    assert await told(gateway, later[0][1], "wait=1") == (304, later[0][1])

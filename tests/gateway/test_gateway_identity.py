@@ -134,6 +134,19 @@ def test_a_trusted_header_that_comes_twice_names_nobody(write_tenants: Any, seco
         who.caller(twice, is_batch_path=True)
 
 
+@pytest.mark.parametrize("second", [b"Bearer one", b"Bearer two", b"Basic one", b""])
+@pytest.mark.parametrize("serves_anonymous", [True, False])
+def test_two_keys_name_nobody(write_tenants: Any, second: bytes, serves_anonymous: bool) -> None:
+    for tenants in (TenantsFile(write_tenants(acme=["one"], zeta=["two"])), None):
+        who = Identification(tenants, serves_anonymous, trusted_header=b"x-tenant")
+        with pytest.raises(Refusal, match="sent more than once") as refused:
+            who.caller(
+                [*bearer("one"), (b"Authorization", second), (b"x-tenant", b"acme")],
+                is_batch_path=False,
+            )
+        assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
+
+
 def test_a_header_that_is_not_trusted_names_nobody(write_tenants: Any) -> None:
     who = Identification(TenantsFile(write_tenants(acme=["one"])), serves_anonymous=True)
     headers = [(b"x-tenant", b"zeta"), (b"x-tenant", b"beta"), (b"x-chairlift-tenant", b"zeta")]

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from chairlift_gateway.access_log import MAX_UNKNOWN_PER_S, AccessLog
 from chairlift_gateway.metrics import MAX_TENANTS, GatewayMetrics
 from chairlift_protocol.metrics import GATEWAY_TENANT_REFUSED, GATEWAY_TENANT_TOKENS
 from chairlift_protocol.wire import OTHER_TENANTS, RequestClass
@@ -123,3 +124,38 @@ def test_ten_thousand_tenants_have_a_bounded_number_of_series() -> None:
     assert (len(tokens), len(refused)) == (num_named, num_named * len(reasons))
     assert tokens[OTHER_TENANTS, "batch", None] == 3 * (10_000 - MAX_TENANTS)
     assert sum(tokens.values()) == 3 * 2 * 10_000
+
+
+async def test_a_flood_of_unknown_callers_leaves_a_few_lines_a_second_and_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, now_s = AccessLog(lambda: now_s), 100.0
+    with caplog.at_level(logging.INFO, "chairlift_gateway.access"):
+        for number in range(20):
+            log.note(False, "unknown %d", number)
+            log.note(True, "known %d", number)
+        now_s += 1
+        log.note(False, "unknown again")
+        now_s += 1
+        log.note(True, "known again")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if line.startswith("known")] == [
+        *(f"known {number}" for number in range(20)), "known again",
+    ]  # fmt: skip
+    assert [line for line in lines if not line.startswith("known")] == [
+        *(f"unknown {number}" for number in range(MAX_UNKNOWN_PER_S)),
+        f"left out: {20 - MAX_UNKNOWN_PER_S} refusals of unknown callers",
+        "unknown again",
+    ]
+
+
+async def test_who_is_not_known_is_logged_now_and_then(
+    start_engine: Any, start_gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = await start_gateway(await start_engine(), serves_anonymous=False)
+    with caplog.at_level(logging.INFO, "chairlift_gateway.access"):
+        for _ in range(200):
+            async with gateway.post() as answer:
+                assert answer.status == 401
+    said = [line for line in caplog.messages if "status=401" in line]
+    assert MAX_UNKNOWN_PER_S <= len(said) < 100

@@ -117,3 +117,21 @@ async def test_a_request_cut_at_the_end_of_a_drain_is_told_so(
     assert last.startswith(b'data: {"error"') and b"gateway_shutting_down" in last
     async with await asking as whole:
         assert whole.status == 503 and whole.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/batch/v1/models", "/health/live", "/metrics", "/arrivals"]
+)
+async def test_head_is_answered_as_get_is_without_the_body(
+    start_engine: Any, start_gateway: Any, path: str
+) -> None:
+    engine = await start_engine()
+    gateway = await start_gateway(engine)
+    async with gateway.client.get(gateway.url + path) as whole:
+        assert whole.status == 200 and await whole.read()
+    for _ in range(2):
+        async with gateway.client.head(gateway.url + path) as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
+            assert answer.content_type == whole.content_type
+            assert answer.headers["content-length"] == whole.headers["content-length"]
+    assert {request.method for request in engine.requests} <= {"GET"}
