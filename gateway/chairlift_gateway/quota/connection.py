@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,7 @@ from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.exceptions import ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from chairlift_gateway.quota.patience import Patience
@@ -77,7 +79,7 @@ class _FileCredentials(CredentialProvider):
         return self.get_credentials()
 
 
-class _PatientConnection(Connection):
+class PatientConnection(Connection):
     """Each read and write has TIMEOUT_S; the client's own timeouts also count what the event loop
     was busy with."""
 
@@ -89,8 +91,21 @@ class _PatientConnection(Connection):
         async with Patience(TIMEOUT_S):
             return await super().read_response(*args, **kwargs)
 
+    async def exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send all and read as many replies, in TIMEOUT_S together; one that is an error stands in
+        its place."""
+        async with Patience(TIMEOUT_S):
+            await super().send_packed_command(self.pack_commands(commands))
+            return [await self._reply() for _ in commands]
 
-class _PatientTlsConnection(_PatientConnection, SSLConnection):
+    async def _reply(self) -> Any:
+        try:
+            return await super().read_response()
+        except ResponseError as error:
+            return error
+
+
+class _PatientTlsConnection(PatientConnection, SSLConnection):
     pass
 
 
@@ -112,5 +127,5 @@ def open_client(address: RedisAddress) -> Redis:
     if address.is_encrypted and address.ca_path is not None:
         settings["ssl_ca_certs"] = str(address.ca_path)
     pool = ConnectionPool.from_url(address.url, **settings)
-    pool.connection_class = _PatientTlsConnection if address.is_encrypted else _PatientConnection
+    pool.connection_class = _PatientTlsConnection if address.is_encrypted else PatientConnection
     return Redis.from_pool(pool)

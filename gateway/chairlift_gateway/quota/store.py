@@ -17,6 +17,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
+from chairlift_gateway.quota.connection import PatientConnection
 from chairlift_gateway.quota.law import Outcome
 from chairlift_gateway.quota.script import SCRIPT, outcome_of, script_keys
 from chairlift_protocol.quota import QuotaKeys
@@ -53,6 +54,10 @@ class Store:
         on_failure: Callable[[str], None], on_success: Callable[[], None], script: str = SCRIPT,
     ) -> None:  # fmt: skip
         self._client = client
+        # One of its own: a pool's book-keeping costs as much again as a command.
+        self._connection: PatientConnection = (
+            client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        )
         self._keys = keys
         self._on_failure = on_failure
         self._on_success = on_success
@@ -86,19 +91,22 @@ class Store:
 
     async def work(self) -> None:
         """Send what is submitted, until closed."""
-        while not self._is_closed:
-            await self._has_waiting.wait()
-            batch: list[Call] = []
-            while self._waiting and len(batch) < MAX_BATCH:
-                call = self._waiting.popleft()
-                if not call.future.done():  # nobody waits for it any more
-                    batch.append(call)
-            if not self._waiting:
-                self._has_waiting.clear()
-            if batch:
-                await self._carry_out(batch)
-            if not self._waiting:
-                self._is_idle.set()
+        try:
+            while not self._is_closed:
+                await self._has_waiting.wait()
+                batch: list[Call] = []
+                while self._waiting and len(batch) < MAX_BATCH:
+                    call = self._waiting.popleft()
+                    if not call.future.done():  # nobody waits for it any more
+                        batch.append(call)
+                if not self._waiting:
+                    self._has_waiting.clear()
+                if batch:
+                    await self._carry_out(batch)
+                if not self._waiting:
+                    self._is_idle.set()
+        finally:
+            await self._connection.disconnect(nowait=True)
 
     async def _carry_out(self, batch: list[Call]) -> None:
         try:
@@ -116,13 +124,14 @@ class Store:
         self._answer(batch, replies)
 
     async def _send(self, batch: list[Call]) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=False)
+        await self._client.connection_pool.ensure_connection(self._connection)
+        commands = []
         for call in batch:
             call.is_sent = True
             keys = script_keys(self._keys, call.holder, call.fallback)
             names = (call.operation, call.holder, call.fallback)
-            pipeline.evalsha(self._sha, len(keys), *keys, *names, *call.arguments)
-        return await pipeline.execute(raise_on_error=False)
+            commands.append(("EVALSHA", self._sha, len(keys), *keys, *names, *call.arguments))
+        return await self._connection.exchange(commands)
 
     def _answer(self, batch: list[Call], replies: list[Any]) -> None:
         failure: Exception | None = None
