@@ -71,13 +71,14 @@ async def _serve(
     async with open_gateway(config, source, tenants) as gateway:
         server = _Server(
             uvicorn.Config(
-                gateway.app,
+                gateway,
                 http=FrontDoor,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEPALIVE_S,
                 timeout_graceful_shutdown=math.ceil(config.drain_s) + LAST_WORDS_S,

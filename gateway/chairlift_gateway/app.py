@@ -6,7 +6,7 @@ It knows no sockets to listen on and no signals; `__main__` and the tests do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from chairlift_gateway.arrivals import ArrivalsPage, Changes
 from chairlift_gateway.config import GatewayConfig
@@ -37,7 +38,7 @@ BATCH_PREFIX = "/batch"
 
 
 class Gateway:
-    """`app` serves; the rest is for whoever starts and stops it."""
+    """As an ASGI application it serves; the rest is for whoever starts and stops it."""
 
     def __init__(
         self, proxy: Proxy, upstream: Upstream, metrics: GatewayMetrics, changes: Changes
@@ -47,12 +48,21 @@ class Gateway:
         self._metrics = metrics
         self._changes = changes
         self._is_draining = False
-        self.app = self._build_app()
+        routes = list(self._proxied_routes())
+        self._proxied = {
+            (method, route.path): route.app for route in routes for method in route.methods or ()
+        }
+        self._starlette = self._build_starlette(routes)
 
     @property
     def router(self) -> Router:
         """What it knows of the replicas."""
         return self._upstream.router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is passed on, and each of its events, is spared the way through Starlette."""
+        serve = self._proxied.get((scope["method"], scope["path"]), self._starlette)
+        await serve(scope, receive, send)
 
     def begin_drain(self) -> None:
         self._is_draining = True
@@ -75,10 +85,11 @@ class Gateway:
     async def _show_metrics(self, request: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    def _build_app(self) -> Starlette:
+    def _build_starlette(self, proxied: Sequence[Route]) -> Starlette:
+        """Knows the proxied routes too, for what it says of other methods."""
         app = Starlette(
             routes=[
-                *self._proxied_routes(),
+                *proxied,
                 Route(wire.LIVE_PATH, self._live),
                 Route(wire.READY_PATH, self._ready),
                 Route(wire.METRICS_PATH, self._show_metrics),

@@ -168,7 +168,7 @@ class _Server(uvicorn.Server):
 async def _served(gateway: Gateway) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        gateway.app, http=FrontDoor, lifespan="off", log_config=None, access_log=False,
+        gateway, http=FrontDoor, lifespan="off", log_config=None, access_log=False,
         server_header=False,
     )  # fmt: skip
     server = _Server(config)
