@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_the_engines_queue_is_charged_its_prompt(
     gateway, pool = await metered(real_engine)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
     async with asking(gateway, {**body, "n": 8}):
-        await until(lambda: real_engine.num_waiting == 1)
+        await until(lambda: real_engine.num_waiting == 1)  # a tenant alone leaves one slot free
         async with asking(gateway, body):
             await until(lambda: real_engine.num_waiting == 2)
         await until(lambda: pool.num_leases("acme") == 1)
