@@ -36,7 +36,6 @@ class FrontDoor(HttpToolsProtocol):
 
     is_over = False  # What comes is dropped.
     _before: RequestResponseCycle | None = None
-    _num_given_bytes = 0
     # Without a body in between; what was given at a time with the end of one is not counted.
     _num_head_bytes = 0
     _num_dropped_bytes = 0
@@ -46,7 +45,7 @@ class FrontDoor(HttpToolsProtocol):
             self._drop(len(data))
             return
         self._unset_keepalive_if_required()
-        self._num_given_bytes = len(data)
+        self._num_head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -56,18 +55,17 @@ class FrontDoor(HttpToolsProtocol):
             reason = error.__context__
             self._refuse(reason if isinstance(reason, Refusal) else _not_http())
             return
-        self._num_head_bytes += len(data)
         if self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._num_head_bytes = -self._num_given_bytes
+        self._num_head_bytes = 0
         self._num_dropped_bytes = 0
 
     def on_headers_complete(self) -> None:
-        self._num_head_bytes = -self._num_given_bytes
+        self._num_head_bytes = 0
         if len(self.url) + sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD_BYTES:
             raise _head_too_large()
         if self.parser.should_upgrade():
@@ -81,7 +79,7 @@ class FrontDoor(HttpToolsProtocol):
             raise _too_many_at_once()
 
     def on_body(self, body: bytes) -> None:
-        self._num_head_bytes = -self._num_given_bytes
+        self._num_head_bytes = 0
         if self.cycle.response_complete:
             self._drop(len(body))
         else:

@@ -152,27 +152,37 @@ def test_health_answers_at_once_while_a_megabyte_is_tokenised(start_engine, even
             assert "context_length_exceeded" in received.read()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", b'{"prompt": "counted"}'), ("/detokenize", b'{"tokens": [97]}')],
+)
 def test_texts_that_are_only_counted_go_one_at_a_time_and_prompts_pass_them(
-    start_engine, eventually
+    start_engine, eventually, path, body
 ) -> None:
     go, num_counting = threading.Event(), []
 
     class SlowTokenizer(ByteTokenizer):
         num_inside = 0
 
-        def encode(self, text: str) -> list[int]:
-            if text != "counted":
-                return super().encode(text)
+        def take_long(self) -> None:
             self.num_inside += 1
             num_counting.append(self.num_inside)
             assert go.wait(10)
             self.num_inside -= 1
+
+        def encode(self, text: str) -> list[int]:
+            if text == "counted":
+                self.take_long()
             return super().encode(text)
+
+        def decode(self, token_ids, *, specials=False) -> str:
+            if specials:
+                self.take_long()
+            return super().decode(token_ids, specials=specials)
 
     engine = start_engine(lambda loaded: dataclasses.replace(loaded, tokenizer=SlowTokenizer()))
     with ThreadPoolExecutor(6) as pool:
-        body = b'{"prompt": "counted"}'
-        post = partial(engine.client.post, "/tokenize", content=body)
+        post = partial(engine.client.post, path, content=body)
         answers = [pool.submit(post) for _ in range(6)]
         eventually(lambda: engine.server.replica.bodies.held_bytes == 6 * len(body))
         eventually(lambda: bool(num_counting))

@@ -51,7 +51,8 @@ class FakeEngine:
     """Answers as `handler` says and remembers what it was asked.
 
     used: tokens of prompt and answer of every request, for gateways that ask; empty of one that
-    knows no request, None of an engine that cannot be asked. is_final: no token comes on top.
+    knows no request, None of an engine that cannot be asked. is_final: no token comes on top; None
+    of an engine that does not say.
     """
 
     name: str
@@ -64,7 +65,7 @@ class FakeEngine:
 
     lend_share: float = 1.0
     used: tuple[int, ...] | None = None
-    is_final: bool = True
+    is_final: bool | None = True
     usage_asked: list[dict[str, Any]] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -91,7 +92,7 @@ class FakeEngine:
         if not self.used:
             return web.json_response({"used": {}})
         told = dict(zip(("prompt_tokens", "completion_tokens"), self.used, strict=True))
-        said = {**told, "final": self.is_final}
+        said = told if self.is_final is None else {**told, "final": self.is_final}
         return web.json_response({"used": dict.fromkeys(asked["requests"], said)})
 
 

@@ -14,6 +14,7 @@ import uvicorn
 from aiohttp import web
 from uvicorn.server import ServerState
 
+from chairlift_gateway import front_door
 from chairlift_gateway.front_door import (
     MAX_DROPPED_BYTES,
     MAX_HEAD_BYTES,
@@ -281,10 +282,12 @@ async def refusing() -> AsyncIterator[SimpleNamespace]:
         await send({"type": "http.response.body", "body": b"no"})
 
     config = uvicorn.Config(refuse, lifespan="off", log_config=None, timeout_keep_alive=1)
+    state = ServerState()
     server = await asyncio.get_running_loop().create_server(
-        lambda: FrontDoor(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        lambda: FrontDoor(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
-    yield SimpleNamespace(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield SimpleNamespace(url=url, connections=state.connections)
     server.close()
 
 
@@ -296,6 +299,28 @@ async def test_a_connection_that_is_idle_after_a_refused_body_is_closed(
     assert (await connection.answer())[0].startswith(b"HTTP/1.1 401")
     await connection.send(REQUEST[-2:])
     assert await connection.rest() == b""
+
+
+async def test_a_client_that_does_not_hang_up_after_its_refusal_is_cut_off_in_time(
+    refusing: Any, connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "LINGER_S", 0.1)
+    connection = await connect(refusing)
+    await connection.send(JUNK[0])
+    assert (await connection.answer())[0].startswith(b"HTTP/1.1 400")
+    assert await connection.rest() == b""
+    await until(lambda: not refusing.connections)
+
+
+async def test_what_was_dropped_of_one_request_does_not_count_for_the_next(
+    refusing: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "MAX_DROPPED_BYTES", 1000)
+    connection = await connect(refusing)
+    for _ in range(3):
+        await connection.send(CHUNKED)
+        assert (await connection.answer())[0].startswith(b"HTTP/1.1 401")
+        await connection.send(b"258\r\n" + b"x" * 600 + b"\r\n0\r\n\r\n")
 
 
 async def test_a_client_that_goes_on_for_ever_is_cut_off(start_gateway: Any, connect: Any) -> None:

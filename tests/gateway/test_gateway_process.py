@@ -18,6 +18,7 @@ from aiohttp import web
 
 from chairlift_gateway.__main__ import listen, main
 from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
+from chairlift_gateway.front_door import MAX_HEAD_BYTES
 
 DONE = b"data: [DONE]\n\n"
 
@@ -134,6 +135,16 @@ async def test_a_stream_that_outlives_the_drain_gets_an_error_and_the_process_en
             assert b"gateway_shutting_down" in await answer.read()
         await asyncio.wait_for(engine.left.wait(), 5)
         assert await asyncio.wait_for(gateway.process.wait(), 5) == 0
+
+
+@pytest.mark.anyio
+async def test_the_process_bounds_what_a_connection_may_send(arguments: list[str]) -> None:
+    async with running(arguments) as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 431")
+        writer.close()
 
 
 def test_a_busy_port_is_one_sentence_and_code_2(

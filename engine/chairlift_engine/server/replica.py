@@ -49,7 +49,7 @@ class Serving:
     door: Door
     orders: OrderTaker
     pool: ThreadPoolExecutor
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @property
     def policy(self) -> Policy:

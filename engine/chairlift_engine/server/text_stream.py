@@ -87,7 +87,8 @@ class TextStream:
         if self.finish_reason is not None:
             # Sampled before the engine heard that this had ended. It was made for whoever gave the
             # answer up, but is no part of one that a stop string had completed.
-            self.num_output_tokens += not self.finish_reason.is_complete
+            if not self.finish_reason.is_complete:
+                self.num_output_tokens += 1
             return
         if self._echo is not None and self.num_output_tokens == 0:
             self._repeat(self._echo)

@@ -40,7 +40,7 @@ class Used:
 class _Running:
     num_prompt_tokens: int
     generation: Generating
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def used(self) -> Used:

@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_the_engines_queue_is_charged_its_prompt(
     gateway, pool = await metered(real_engine)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
     async with asking(gateway, {**body, "n": 8}):
-        await until(lambda: real_engine.num_waiting == 1)
+        await until(lambda: real_engine.num_waiting == 1)  # a tenant alone leaves one slot free
         async with asking(gateway, body):
             await until(lambda: real_engine.num_waiting == 2)
         await until(lambda: pool.num_leases("acme") == 1)
@@ -201,11 +201,13 @@ async def test_hanging_up_again_and_again_runs_into_the_limit_as_answers_do(
         assert answer.status == 429
 
 
-async def test_the_engine_is_asked_by_the_name_that_it_was_given_and_told_to_end(
-    start_engine: Any, metered: Any, until: Any
+@pytest.mark.parametrize("is_final", [True, None])
+async def test_the_engine_is_asked_once_by_the_name_that_it_was_given_and_told_to_end(
+    start_engine: Any, metered: Any, until: Any, is_final: bool | None
 ) -> None:
+    """Also one of an earlier release, which does not say whether that is final."""
     engine = await start_engine(never)
-    engine.used = (7, 300)
+    engine.used, engine.is_final = (7, 300), is_final
     gateway, pool = await metered(engine)
     async with asking(gateway, {"max_tokens": 1000}):
         await engine.asked.wait()
