@@ -55,7 +55,6 @@ class Upkeep:
         self._name = secrets.token_hex(8)
         self._revision: bytes | None = None
         self._is_held = False  # whether Redis had limits for everybody when they were loaded
-        self._is_ending = False
         self._said: str | None = None
 
     async def probe(self) -> bool:
@@ -81,9 +80,9 @@ class Upkeep:
         return True
 
     async def run(self) -> None:
-        """Until cancelled, or ended."""
+        """Until cancelled."""
         breaker = self._keeper.breaker
-        while not self._is_ending:
+        while True:
             if breaker.is_open:
                 await asyncio.sleep(breaker.next_pause_s())
                 await self.probe()
@@ -95,7 +94,6 @@ class Upkeep:
 
     async def end(self) -> None:
         """Give up the share, and settle what can still be settled."""
-        self._is_ending = True
         self._pay()
         with suppress(*REDIS_ERRORS):
             await self._client.zrem(self._keys.gateways, self._name)
