@@ -34,6 +34,8 @@ from chairlift_protocol.quota import holder_of
 
 # Twice between two renewals of a lease, which say how far the request is.
 ASK_EVERY_S: Final = 2.5
+# An engine holds its answer back for its step; one that does not is not to be kept busy by that.
+ASK_AGAIN_S: Final = 0.1
 
 
 class Engines(Protocol):
@@ -124,7 +126,7 @@ class Meter:
             return
         with suppress(NoAnswer):
             while not await self._end_at(self.engine_url) and until_final:
-                pass
+                await asyncio.sleep(ASK_AGAIN_S)
 
     async def _end_at(self, engine_url: str) -> bool:
         """Whether what it has used by now will stay so."""
