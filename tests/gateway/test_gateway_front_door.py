@@ -298,6 +298,19 @@ async def test_a_connection_that_is_idle_after_a_refused_body_is_closed(
     assert await connection.rest() == b""
 
 
+@pytest.mark.parametrize("begun", [b"", REQUEST[:9]], ids=["nothing", "half a head"])
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_a_connection_on_which_no_request_comes_is_closed(
+    refusing: Any, connect: Any, num_before: int, begun: bytes
+) -> None:
+    connection = await connect(refusing)
+    for _ in range(num_before):
+        await connection.send(REQUEST)
+        assert (await connection.answer())[0].startswith(b"HTTP/1.1 401")
+    await connection.send(begun)
+    assert await connection.rest() == b""
+
+
 async def test_a_client_that_goes_on_for_ever_is_cut_off(start_gateway: Any, connect: Any) -> None:
     connection = await connect(await start_gateway(serves_anonymous=False))
     await connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
