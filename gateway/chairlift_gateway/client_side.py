@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from chairlift_gateway.body_memory import HeldBody
 from chairlift_gateway.headers import find
-from chairlift_gateway.openai_errors import too_large
+from chairlift_gateway.openai_errors import too_large, too_slow
 from chairlift_gateway.reply import Reply
+
+# Between two parts of a body. A client that vanished without a word would hold what it has sent,
+# and a drain, for as long as the process lives.
+LONGEST_PAUSE_S: Final = 60.0
 
 
 class ClientLeft(Exception):
@@ -26,7 +30,7 @@ async def read_body(scope: Scope, receive: Receive, body: HeldBody, limit_bytes:
     if stated is not None and int(stated) > limit_bytes:
         raise too_large(limit_bytes)
     while True:
-        message = await receive()
+        message = await _next_part(receive)
         if message["type"] == "http.disconnect":
             raise ClientLeft
         body.add(message.get("body", b""))
@@ -35,6 +39,14 @@ async def read_body(scope: Scope, receive: Receive, body: HeldBody, limit_bytes:
         if not message.get("more_body", False):
             body.seal()
             return
+
+
+async def _next_part(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(LONGEST_PAUSE_S):
+            return await receive()
+    except TimeoutError:
+        raise too_slow(LONGEST_PAUSE_S) from None
 
 
 async def while_client_stays(

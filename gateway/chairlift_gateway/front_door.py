@@ -1,5 +1,5 @@
 """A client's connection as uvicorn reads it, with what uvicorn leaves open: a bound on what is read
-of a head, `Upgrade`, and bytes that are no request.
+of a head, and on how long one is waited for, `Upgrade`, and bytes that are no request.
 
 What was read whole gets its own answer first; then what cannot be read is refused in the shape of
 OpenAI's errors, and the connection closed. It knows no paths and no tenants. `__main__` gives it to
@@ -40,6 +40,10 @@ class FrontDoor(HttpToolsProtocol):
     _num_head_bytes = 0
     _num_dropped_bytes = 0
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_more()
+
     def data_received(self, data: bytes) -> None:
         if self.is_over:
             self._drop(len(data))
@@ -57,6 +61,8 @@ class FrontDoor(HttpToolsProtocol):
             return
         if self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
+            return
+        self._expect_more()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -86,11 +92,13 @@ class FrontDoor(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
-            return
-        super().on_message_complete()
-        if self.cycle.response_complete:
-            # What was refused has come to its end: only now nothing more is awaited.
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _expect_more(self) -> None:
+        """Whoever began no request, or one and did not go on, is not waited for any longer than
+        between two requests."""
+        if self.cycle is None or self.cycle.response_complete:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )

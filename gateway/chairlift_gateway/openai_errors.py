@@ -80,6 +80,14 @@ def too_large(limit_bytes: int) -> Refusal:
     )
 
 
+def too_slow(pause_s: float) -> Refusal:
+    return Refusal(
+        HTTPStatus.REQUEST_TIMEOUT,
+        "request_timeout",
+        f"Nothing more of the request body came for {pause_s:g} s.",
+    )
+
+
 def busy() -> Refusal:
     return Refusal(
         HTTPStatus.SERVICE_UNAVAILABLE,

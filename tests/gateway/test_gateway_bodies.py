@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from chairlift_gateway import client_side
 from chairlift_gateway.body_memory import MAX_HELD_BYTES, BodyMemory, HeldBody
 from chairlift_gateway.openai_errors import Refusal
 
@@ -133,3 +134,26 @@ async def test_what_is_only_announced_holds_nothing(start_engine: Any, start_gat
     for each in sending:
         each.cancel()
     await asyncio.gather(*sending, return_exceptions=True)
+
+
+@pytest.mark.anyio
+async def test_a_body_of_which_nothing_more_comes_is_refused_and_holds_nothing(
+    start_engine: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_side, "LONGEST_PAUSE_S", 0.5)
+    engine = await start_engine()
+    gateway = await start_gateway(engine, max_body_bytes=LARGE)
+
+    async def broken_off() -> AsyncIterator[bytes]:
+        yield b"x" * (LARGE - 1)
+        await asyncio.Event().wait()
+
+    async def refused() -> None:
+        announced = {"content-length": str(LARGE)}
+        async with gateway.post(data=broken_off(), headers=announced) as answer:
+            assert answer.status == 408
+            assert (await answer.json())["error"]["code"] == "request_timeout"
+
+    await asyncio.wait_for(asyncio.gather(refused(), refused()), 30)
+    assert await status(gateway, SMALL) == 200
+    assert len(engine.requests) == 1

@@ -323,6 +323,19 @@ async def test_what_was_dropped_of_one_request_does_not_count_for_the_next(
         await connection.send(b"258\r\n" + b"x" * 600 + b"\r\n0\r\n\r\n")
 
 
+@pytest.mark.parametrize("begun", [b"", REQUEST[:9]], ids=["nothing", "half a head"])
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_a_connection_on_which_no_request_comes_is_closed(
+    refusing: Any, connect: Any, num_before: int, begun: bytes
+) -> None:
+    connection = await connect(refusing)
+    for _ in range(num_before):
+        await connection.send(REQUEST)
+        assert (await connection.answer())[0].startswith(b"HTTP/1.1 401")
+    await connection.send(begun)
+    assert await connection.rest() == b""
+
+
 async def test_a_client_that_goes_on_for_ever_is_cut_off(start_gateway: Any, connect: Any) -> None:
     connection = await connect(await start_gateway(serves_anonymous=False))
     await connection.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"

@@ -189,10 +189,12 @@ def test_a_body_too_large_to_parse_is_bounded_by_what_is_found_in_it(
     assert estimate.most_answer_tokens(body, elapsed_s=2.0) == tokens
 
 
-def test_no_statement_counts_for_more_than_any_request_can_use() -> None:
+def test_no_statement_counts_for_more_than_any_request_can_use_nor_for_less_than_nothing() -> None:
     usage = sent()
     usage.state(Used(10**400, 10**400))
     assert usage.num_tokens == 2 * MAX_TOKENS
+    usage.state(Used(-1, -1))
+    assert usage.num_tokens == 0
     told = sent()
     passed(told, b': chairlift-usage {"prompt_tokens":Infinity,"completion_tokens":1}\n\n')
     assert told.num_tokens == 10

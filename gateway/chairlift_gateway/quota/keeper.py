@@ -74,6 +74,7 @@ class Keeper:
         self._local = LocalLaw()
         self._store: Store | None = None
         self._woken = asyncio.Event()
+        self._said: str | None = None
 
     def use(self, store: Store) -> None:
         self._store = store
@@ -132,13 +133,20 @@ class Keeper:
         if self.breaker.failed():
             self._opened(why)
 
+    def stays_without(self, why: str) -> None:
+        """Said once for each reason, however often a probe meets it."""
+        if why != self._said:
+            logger.warning("quotas without Redis (%s): %s", self._mode.value, why)
+        self._said = why
+
     async def opened(self) -> None:
         """Return once the breaker has opened."""
         await self._woken.wait()
         self._woken.clear()
 
     def _opened(self, why: str) -> None:
-        logger.warning("quotas without Redis (%s): %s", self._mode.value, why)
+        self._said = None
+        self.stays_without(why)
         self._woken.set()
 
     def _settled(self, settlement: Settlement, future: asyncio.Future[tuple[Outcome, str]]) -> None:

@@ -145,16 +145,16 @@ class Store:
         if failure is None:
             self._on_success()
         else:
-            self._on_failure(_said(failure))
+            self._on_failure(said(failure))
 
     def _fail(self, batch: list[Call], error: Exception) -> None:
         for call in batch:
             self._resolve(call, error)
-        self._on_failure(_said(error))
+        self._on_failure(said(error))
 
     def _resolve(self, call: Call, error: Exception) -> None:
         if not call.future.done():
-            call.future.set_exception(RedisFailure(_said(error)))
+            call.future.set_exception(RedisFailure(said(error)))
             call.future.exception()  # whoever asked may have gone; that is no news
 
 
@@ -167,5 +167,5 @@ def _understood(reply: Any) -> Answer | Exception:
         return error
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -27,7 +27,7 @@ from chairlift_gateway.quota.keeper import Keeper, OnRedisFailure
 from chairlift_gateway.quota.leases import LEASE_MS, Lease
 from chairlift_gateway.quota.local_law import UNLEARNT
 from chairlift_gateway.quota.script import SCRIPT
-from chairlift_gateway.quota.store import REDIS_ERRORS, RedisFailure, Store
+from chairlift_gateway.quota.store import REDIS_ERRORS, RedisFailure, Store, said
 from chairlift_protocol.quota import (
     REVISION_FIELD,
     Limits,
@@ -58,7 +58,7 @@ class Upkeep:
         self._said: str | None = None
 
     async def probe(self) -> bool:
-        """Whether Redis carries out the script, and holds this pool's limits."""
+        """Whether Redis carries out the script, and holds this pool's limits; why not is said."""
         holder = default_holder(RequestClass.INTERACTIVE)
         call = self._keeper.store.submit(holder, holder, "sweep")
         try:
@@ -67,9 +67,13 @@ class Upkeep:
             self._revision = None
             await self._learn()
             if not self._is_held:
+                self._keeper.stays_without(f"it does not hold the limits of {self._keys.pool}")
                 return False
-        except (*REDIS_ERRORS, RedisFailure) as error:
-            logger.debug("no quotas in Redis: %s", error)
+        except RedisFailure as error:
+            self._keeper.stays_without(str(error))
+            return False
+        except REDIS_ERRORS as error:
+            self._keeper.stays_without(said(error))
             return False
         except Exception as error:
             self._note(error)
@@ -208,9 +212,7 @@ async def open_keeper(
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(store.work())
-            if not await upkeep.probe():
-                why = "it does not answer, or does not hold the limits of"
-                logger.warning("quotas without Redis (%s): %s %s", mode.value, why, pool)
+            await upkeep.probe()
             upkeeping = tasks.create_task(upkeep.run())
             try:
                 yield keeper

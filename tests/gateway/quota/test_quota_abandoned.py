@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -230,6 +231,22 @@ async def test_an_engine_in_a_long_step_is_asked_until_that_has_ended(
     engine.used, engine.is_final = (7, 303), True
     await until(lambda: pool.num_leases("acme") == 0)
     assert pool.used("acme") == 310
+
+
+async def test_an_engine_that_answers_at_once_is_asked_again_after_a_while(
+    start_engine: Any, metered: Any, until: Any
+) -> None:
+    engine = await start_engine(never)
+    engine.used, engine.is_final = (7, 300), False
+    gateway, pool = await metered(engine)
+    async with asking(gateway, {"max_tokens": 1000}):
+        await engine.asked.wait()
+    await until(lambda: engine.usage_asked)
+    num_before, since_s = len(engine.usage_asked), time.monotonic()
+    await until(lambda: len(engine.usage_asked) >= num_before + 4)
+    took_s, engine.is_final = time.monotonic() - since_s, True
+    await until(lambda: pool.num_leases("acme") == 0)
+    assert took_s > 3 * metering.ASK_AGAIN_S
 
 
 async def test_tokens_that_a_client_did_not_wait_for_are_charged_in_a_stream_too(

@@ -386,6 +386,29 @@ async def test_a_wrong_password_is_trouble_until_the_file_holds_the_right_one(
     await until(lambda: not keeper.breaker.is_open)
 
 
+async def test_why_redis_cannot_be_used_is_said_once_for_each_reason(
+    start_redis: Any, pool_in: Any, gateway_on: Any, until: Any, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    server = start_redis(password="right")
+    pool = pool_in(server)
+    pool.client.delete(pool.keys.limits)
+    password = tmp_path / "password"
+    password.write_text("wrong")
+    keeper = await gateway_on(RedisAddress(server.url, password_path=password), pool)
+
+    def said() -> list[str]:
+        return [each for each in caplog.messages if each.startswith("quotas without Redis")]
+
+    assert len(said()) == 1 and "invalid username-password pair" in said()[0]
+    password.write_text("right")
+    await until(lambda: len(said()) > 1)
+    assert f"does not hold the limits of {pool.name}" in said()[-1]
+    pool.limit("*")
+    await until(lambda: not keeper.breaker.is_open)
+    assert len(said()) == 2
+
+
 async def test_a_failover_that_lost_writes_leaves_limits_in_force_and_running_requests_leased(
     start_redis: Any, pool_in: Any, gateway_on: Any, until: Any
 ) -> None:
