@@ -81,6 +81,9 @@ class _Reservation:
     is_live: bool = True
     is_settled: bool = False
 
+    def is_forgotten(self, now_ms: int) -> bool:
+        return not self.is_live and self.until_ms <= now_ms
+
 
 @dataclass(slots=True)
 class Account:
@@ -108,7 +111,7 @@ class Account:
     ) -> Outcome:  # fmt: skip
         cost = _bounded(cost)
         self._advance(limits, now_ms)
-        known = self._reservations.get(request_id)
+        known = self._known(request_id, now_ms)
         if known is not None:
             status = Status.ADMITTED if known.is_live else Status.GONE
             return self._outcome(status, known.charge)
@@ -131,7 +134,7 @@ class Account:
     ) -> Outcome:  # fmt: skip
         num_used = _bounded(num_used)
         self._advance(limits, now_ms)
-        known = self._reservations.get(request_id)
+        known = self._known(request_id, now_ms)
         if known is None and may_be_unknown:
             known = _Reservation(0, 0)
         if known is None or known.is_settled:
@@ -151,7 +154,7 @@ class Account:
         """One that is not known is entered: Redis may have lost it, or not been there."""
         self._advance(limits, now_ms)
         for each in running:
-            known = self._reservations.get(each.request_id)
+            known = self._known(each.request_id, now_ms)
             if known is not None and known.is_settled:
                 continue
             held = 0 if known is None else known.charge
@@ -163,7 +166,11 @@ class Account:
         return self._outcome(Status.RENEWED)
 
     def sweep(self, limits: Limits, now_ms: int) -> Outcome:
+        """Only this lets go of what is forgotten: a clock set back may bring it to mind again."""
         self._advance(limits, now_ms)
+        for request_id, each in list(self._reservations.items()):
+            if each.is_forgotten(now_ms):
+                del self._reservations[request_id]
         return self._outcome(Status.SWEPT)
 
     def _advance(self, limits: Limits, now_ms: int) -> None:
@@ -172,14 +179,14 @@ class Account:
         self._tokens = _refilled(limits, self._tokens, limits.tokens_per_minute, passed_ms)
         self._requests = _refilled(limits, self._requests, limits.requests_per_minute, passed_ms)
         self._at_ms = now_ms
-        for request_id, each in list(self._reservations.items()):
-            if each.until_ms > now_ms:
-                continue
-            if each.is_live:
+        for each in self._reservations.values():
+            if each.is_live and each.until_ms <= now_ms:
                 self.num_used += each.charge
                 each.is_live, each.until_ms = False, now_ms + LATE_MS
-            else:
-                del self._reservations[request_id]
+
+    def _known(self, request_id: str, now_ms: int) -> _Reservation | None:
+        known = self._reservations.get(request_id)
+        return None if known is None or known.is_forgotten(now_ms) else known
 
     def _refusal(self, limits: Limits, cost: int, is_idle: bool) -> tuple[Status, int] | None:
         if limits.concurrency is not None and self.num_leases >= limits.concurrency:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from chairlift_gateway.quota.law import UNIT, Account, Outcome, Progress, Status
@@ -100,6 +100,11 @@ def _in_force(stated: Limits, rate: int | None) -> Limits:
     return replace(stated, tokens_per_minute=rate, lowered_from=known)
 
 
+@example(
+    Limits(concurrency=1),
+    [(0, ("reserve", "b", 0, 10)), (10, ("reserve", "a", 0, 10)), (1_000, ("sweep",)),
+     (599_000, ("reserve", "a", 0, 10)), (-5_000, ("settle", "b", 0, False))],
+)  # fmt: skip
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(limits, st.lists(st.tuples(steps_ms, operations), max_size=25))
 def test_redis_and_python_agree_on_every_outcome(
