@@ -153,14 +153,13 @@ def measure_truth(port: int, folder: Path, num_requests: int) -> Verdict:
 def _lives(
     client: redis.Redis, port: int, folder: Path, num_requests: int
 ) -> list[tuple[Path, bool]]:
-    """Gateways live and die until so many requests were begun: journals, and whose was killed."""
+    """Gateways live and die until so many requests were played: journals, and whose was killed."""
     chance = random.Random(7)
-    num_lives = -(-num_requests // REQUESTS_A_LIFE)
     ended: list[tuple[Path, bool]] = []
     running: dict[Path, subprocess.Popen[bytes]] = {}
-    num_begun = 0
-    while num_begun < num_lives or running:
-        while num_begun < num_lives and len(running) < NUM_GATEWAYS:
+    num_begun = num_played = 0
+    while num_played < num_requests or running:
+        while num_played < num_requests and len(running) < NUM_GATEWAYS:
             path = folder / f"g{num_begun}"
             running[path] = _start(port, path)
             num_begun += 1
@@ -170,10 +169,12 @@ def _lives(
             running[chance.choice(list(running))].kill()
         for path, process in list(running.items()):
             if process.poll() is not None:
-                ended.append((path, process.returncode != 0))
                 del running[path]
+                if path.exists():
+                    ended.append((path, process.returncode != 0))
+                    num_played += path.read_text().count("ask ")
     client.set(CLOCK, 0)
-    return [each for each in ended if each[0].exists()]
+    return ended
 
 
 def _start(port: int, path: Path) -> subprocess.Popen[bytes]:

@@ -36,6 +36,7 @@ class FrontDoor(HttpToolsProtocol):
 
     is_over = False  # What comes is dropped.
     _before: RequestResponseCycle | None = None
+    _running: RequestResponseCycle | None = None
     # Without a body in between; what was given at a time with the end of one is not counted.
     _num_head_bytes = 0
     _num_dropped_bytes = 0
@@ -43,6 +44,13 @@ class FrontDoor(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells the newest request alone, which may still wait."""
+        super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self.is_over:
@@ -83,6 +91,12 @@ class FrontDoor(HttpToolsProtocol):
             self.cycle.transport = _Ending(self, self.cycle)
         if len(self.pipeline) > MAX_PIPELINED:
             raise _too_many_at_once()
+        if self.pipeline:
+            self.flow.resume_reading()  # Else nobody would notice that the client has left.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0

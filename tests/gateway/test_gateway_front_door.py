@@ -323,6 +323,24 @@ async def test_what_was_dropped_of_one_request_does_not_count_for_the_next(
         await connection.send(b"258\r\n" + b"x" * 600 + b"\r\n0\r\n\r\n")
 
 
+@pytest.mark.parametrize("behind", [REQUEST, REQUEST[:-1]], ids=["a request", "part of one"])
+async def test_a_client_that_leaves_is_noticed_behind_what_it_sent_ahead(
+    start_engine: Any, start_gateway: Any, connect: Any, behind: bytes
+) -> None:
+    async def never(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    engine = await start_engine(never)
+    connection = await connect(await start_gateway(engine))
+    await connection.send(REQUEST + behind)
+    await engine.asked.wait()
+    connection.close()
+    async with asyncio.timeout(5):
+        await engine.left.wait()
+    assert len(engine.requests) == 1
+
+
 @pytest.mark.parametrize("begun", [b"", REQUEST[:9]], ids=["nothing", "half a head"])
 @pytest.mark.parametrize("num_before", [0, 1])
 async def test_a_connection_on_which_no_request_comes_is_closed(
