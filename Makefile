@@ -35,7 +35,7 @@ bench-demo: $(STAMP) ## the demo in three alternating rounds, medians and spread
 bench-tuning: $(STAMP) ## a rush with a real model, tuned, against the best of a grid of fixed settings (35 minutes)
 	@$(PY) -m chairlift_bench.bench_tuning
 
-bench-noisy: $(STAMP) ## a chat beside another tenant's 30 requests, and beside 30 tenants, on the real engine (10 minutes)
+bench-noisy: $(STAMP) ## a chat beside another tenant's 30 requests, and beside 30 tenants, on the real engine (12 minutes)
 	@$(PY) -m chairlift_bench.bench_noisy
 
 bench-simulator: $(STAMP) ## how fast simulated time passes: an hour of the Azure trace
