@@ -142,24 +142,19 @@ async def _fully(keeper: Keeper, duration_s: float) -> int:
 
 
 def measure_truth(port: int, folder: Path, num_requests: int) -> Verdict:
-    told: dict[str, Told] = {}
     with redis.Redis(port=port) as client:
-        for path, is_killed in _lives(client, port, folder, num_requests):
-            with path.open() as lines:
-                told |= read_journal(lines, is_killed)
+        told = _played(client, port, folder, num_requests)
         return judge(told, _settled_state(client))
 
 
-def _lives(
-    client: redis.Redis, port: int, folder: Path, num_requests: int
-) -> list[tuple[Path, bool]]:
-    """Gateways live and die until so many requests were played: journals, and whose was killed."""
+def _played(client: redis.Redis, port: int, folder: Path, num_requests: int) -> dict[str, Told]:
+    """Gateways live and die until they have told of so many requests: what they told."""
     chance = random.Random(7)
-    ended: list[tuple[Path, bool]] = []
+    told: dict[str, Told] = {}
     running: dict[Path, subprocess.Popen[bytes]] = {}
-    num_begun = num_played = 0
-    while num_played < num_requests or running:
-        while num_played < num_requests and len(running) < NUM_GATEWAYS:
+    num_begun = 0
+    while len(told) < num_requests or running:
+        while len(told) < num_requests and len(running) < NUM_GATEWAYS:
             path = folder / f"g{num_begun}"
             running[path] = _start(port, path)
             num_begun += 1
@@ -171,10 +166,10 @@ def _lives(
             if process.poll() is not None:
                 del running[path]
                 if path.exists():
-                    ended.append((path, process.returncode != 0))
-                    num_played += path.read_text().count("ask ")
+                    with path.open() as lines:
+                        told |= read_journal(lines, is_killed=process.returncode != 0)
     client.set(CLOCK, 0)
-    return ended
+    return told
 
 
 def _start(port: int, path: Path) -> subprocess.Popen[bytes]:
