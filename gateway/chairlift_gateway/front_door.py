@@ -35,7 +35,6 @@ class FrontDoor(HttpToolsProtocol):
     """A callback of the parser that raises ends the reading, with the `Refusal` that it raised."""
 
     is_over = False  # What comes is dropped.
-    _before: RequestResponseCycle | None = None
     _running: RequestResponseCycle | None = None
     # Without a body in between; what was given at a time with the end of one is not counted.
     _num_head_bytes = 0
@@ -74,7 +73,6 @@ class FrontDoor(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._unset_keepalive_if_required()
         self._num_head_bytes = 0
         self._num_dropped_bytes = 0
 
@@ -84,7 +82,6 @@ class FrontDoor(HttpToolsProtocol):
             raise _head_too_large()
         if self.parser.should_upgrade():
             return  # The parser stops here.
-        self._before = self.cycle
         super().on_headers_complete()
         self.headers = []  # Trailers go there, not to the headers that were already judged.
         if not self.cycle.keep_alive:
@@ -145,7 +142,7 @@ class FrontDoor(HttpToolsProtocol):
         last: RequestResponseCycle | None = self.cycle
         if self.pipeline and last is not None and last.more_body:
             self.pipeline.popleft()  # It waits, and will never be whole.
-            last = self._before
+            last = self.pipeline[0][0] if self.pipeline else self._running
         if last is None or last.response_complete:
             self._answer(refusal)
         elif last.more_body and not last.response_started:

@@ -63,7 +63,6 @@ class Meter:
         self._grant = grant
         self._sent_s = 0.0
         self._is_seen = False
-        self._is_stream = False
         self._has_answer = False
         self.request_id = request_id
         self.engine_url: str | None = None
@@ -88,7 +87,7 @@ class Meter:
         """An answer's head has come. Of a stream nothing is guessed: the body is let go."""
         self._has_answer = True
         if is_stream:
-            self._is_stream, self._body = True, b""
+            self._body = b""
 
     def pass_events(self, events: bytes) -> tuple[bytes, int]:
         """The events for the client, and how many of them carry a token."""
@@ -132,7 +131,8 @@ class Meter:
         """Whether what it has used by now will stay so."""
         told = await self._metering.engines.ask(engine_url, [self.request_id], end=True)
         if told is None:
-            self._usage.guessed_answer_tokens = self._most_answer_tokens()
+            elapsed_s = time.monotonic() - self._sent_s
+            self._usage.guessed_answer_tokens = estimate.most_answer_tokens(self._body, elapsed_s)
         elif (used := told.get(self.request_id)) is not None:
             self.told(used)
             return used.is_final
@@ -140,11 +140,6 @@ class Meter:
             # It was never begun there, or the engine has begun anew since.
             self._usage.guessed_answer_tokens = 0
         return True
-
-    def _most_answer_tokens(self) -> int:
-        if self._is_stream:
-            return 0
-        return estimate.most_answer_tokens(self._body, time.monotonic() - self._sent_s)
 
     def end(self) -> None:
         self._metering.settle(self, self._caller, self._usage, self._grant)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift_protocol.quota import MAX_TOKENS
+from chairlift_protocol.quota import bounded_tokens
 from chairlift_protocol.wire import USAGE_COMMENT
 
 _COMMENT: Final = re.compile(rb"^" + re.escape(USAGE_COMMENT) + rb"(\{[^\n]*\})\n\n", re.MULTILINE)
@@ -68,8 +68,8 @@ class Usage:
 
     def state(self, used: Used) -> None:
         """What is seen from now on comes on top."""
-        self._prompt_tokens = _bounded(used.prompt_tokens)
-        self._stated_tokens = _bounded(used.answer_tokens)
+        self._prompt_tokens = bounded_tokens(used.prompt_tokens)
+        self._stated_tokens = bounded_tokens(used.answer_tokens)
         self._seen_tokens = 0
 
     def take_comments(self, events: bytes) -> tuple[bytes, bytes]:
@@ -95,7 +95,3 @@ class Usage:
             self.state(Used(int(told["prompt_tokens"]), int(told["completion_tokens"])))
         except (ValueError, KeyError, TypeError, OverflowError):
             return
-
-
-def _bounded(num_tokens: int) -> int:
-    return max(0, min(MAX_TOKENS, num_tokens))

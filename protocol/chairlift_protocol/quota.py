@@ -134,6 +134,11 @@ class QuotaKeys:
         return f"chairlift:{{{self.pool}}}:{name}"
 
 
+def bounded_tokens(num_tokens: int) -> int:
+    """What a request counts as, whatever is said of it."""
+    return max(0, min(MAX_TOKENS, num_tokens))
+
+
 def holder_of(tenant: str, request_class: RequestClass) -> str:
     """Who holds an account: a tenant in a class. Also the field of its limits."""
     return f"{tenant}/{request_class.value}"

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from chairlift_protocol.quota import MAX_TOKENS, Limits
+from chairlift_protocol.quota import MAX_TOKENS, Limits, bounded_tokens
 
 UNIT: Final = 60_000
 LATE_MS: Final = 600_000
@@ -109,7 +109,7 @@ class Account:
         self, limits: Limits, request_id: str, cost: int, lease_ms: int, now_ms: int,
         *, is_idle: bool = False,
     ) -> Outcome:  # fmt: skip
-        cost = _bounded(cost)
+        cost = bounded_tokens(cost)
         self._advance(limits, now_ms)
         known = self._known(request_id, now_ms)
         if known is not None:
@@ -132,7 +132,7 @@ class Account:
         self, limits: Limits, request_id: str, num_used: int, now_ms: int,
         *, may_be_unknown: bool = False,
     ) -> Outcome:  # fmt: skip
-        num_used = _bounded(num_used)
+        num_used = bounded_tokens(num_used)
         self._advance(limits, now_ms)
         known = self._known(request_id, now_ms)
         if known is None and may_be_unknown:
@@ -158,7 +158,7 @@ class Account:
             if known is not None and known.is_settled:
                 continue
             held = 0 if known is None else known.charge
-            charge = _bounded(max(each.charge if known is None else held, each.num_used))
+            charge = bounded_tokens(max(each.charge if known is None else held, each.num_used))
             if known is not None and not known.is_live:
                 self.num_used -= held
             self._take(limits, charge - held)
@@ -218,10 +218,6 @@ class Account:
             None if requests is None else requests // UNIT,
             self.num_leases,
         )
-
-
-def _bounded(num_tokens: int) -> int:
-    return max(0, min(MAX_TOKENS, num_tokens))
 
 
 def _capacity(limits: Limits, rate: int) -> int:

@@ -94,19 +94,22 @@ class Store:
         try:
             while not self._is_closed:
                 await self._has_waiting.wait()
-                batch: list[Call] = []
-                while self._waiting and len(batch) < MAX_BATCH:
-                    call = self._waiting.popleft()
-                    if not call.future.done():  # nobody waits for it any more
-                        batch.append(call)
-                if not self._waiting:
-                    self._has_waiting.clear()
-                if batch:
+                if batch := self._next_batch():
                     await self._carry_out(batch)
                 if not self._waiting:
                     self._is_idle.set()
         finally:
             await self._connection.disconnect(nowait=True)
+
+    def _next_batch(self) -> list[Call]:
+        batch: list[Call] = []
+        while self._waiting and len(batch) < MAX_BATCH:
+            call = self._waiting.popleft()
+            if not call.future.done():  # nobody waits for it any more
+                batch.append(call)
+        if not self._waiting:
+            self._has_waiting.clear()
+        return batch
 
     async def _carry_out(self, batch: list[Call]) -> None:
         try:

@@ -114,7 +114,7 @@ class Upkeep:
                 fallback = "*/" + holder.rpartition("/")[2]
                 self._keeper.store.submit(holder, fallback, "sweep")
         except REDIS_ERRORS as error:
-            self._keeper.failed(f"{type(error).__name__}: {error}")
+            self._keeper.failed(said(error))
         except Exception as error:
             self._note(error)
         else:
@@ -122,10 +122,10 @@ class Upkeep:
 
     def _note(self, error: Exception) -> None:
         """Once, however often: what one round could not do, the next may."""
-        said = f"{type(error).__name__}: {error}"
-        if said != self._said:
-            logger.error("a round of quotas failed and is tried again: %s", said, exc_info=error)
-        self._said = said
+        why = said(error)
+        if why != self._said:
+            logger.error("a round of quotas failed and is tried again: %s", why, exc_info=error)
+        self._said = why
 
     async def _learn(self) -> list[str]:
         """How many gateways there are, limits that changed, and whose leases are to be swept."""
