@@ -226,3 +226,26 @@ def token() -> Callable[[str], bytes]:
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
     return event
+
+
+@pytest.fixture
+def never() -> Handler:
+    """An engine's, of one that hangs."""
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return hang
+
+
+@pytest.fixture
+def endless(sse: Any, token: Any, never: Handler) -> Handler:
+    """An engine's, of one that hangs after a first token."""
+
+    async def begin(request: web.Request) -> web.StreamResponse:
+        response = await sse(request)
+        await response.write(token("a"))
+        return await never(request)
+
+    return begin

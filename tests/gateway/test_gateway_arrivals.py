@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from chairlift_gateway.arrivals import MAX_WAITING
 from chairlift_protocol import metrics
@@ -74,13 +73,9 @@ async def test_a_wait_without_news_ends_with_what_was_known(
 
 
 async def test_an_arrival_ends_the_wait_before_it_is_answered(
-    start_engine: Any, start_gateway: Any
+    start_engine: Any, never: Any, start_gateway: Any
 ) -> None:
     """Also one that a gateway must hold."""
-
-    async def never(request: web.Request) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
 
     for engines in ([await start_engine(never)], []):
         gateway = await start_gateway(*engines)

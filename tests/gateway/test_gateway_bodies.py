@@ -94,14 +94,8 @@ async def test_bodies_beyond_the_bound_are_refused_until_others_are_answered(
 
 @pytest.mark.anyio
 async def test_a_stream_that_has_begun_needs_its_body_no_more(
-    start_engine: Any, start_gateway: Any, sse: Any, token: Any
+    start_engine: Any, endless: Any, start_gateway: Any, token: Any
 ) -> None:
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = await sse(request)
-        await response.write(token("a"))
-        await asyncio.Event().wait()
-        raise AssertionError
-
     engine = await start_engine(endless)
     gateway = await start_gateway(engine, max_body_bytes=LARGE)
     async with contextlib.AsyncExitStack() as answers:

@@ -325,12 +325,8 @@ async def test_what_was_dropped_of_one_request_does_not_count_for_the_next(
 
 @pytest.mark.parametrize("behind", [REQUEST, REQUEST[:-1]], ids=["a request", "part of one"])
 async def test_a_client_that_leaves_is_noticed_behind_what_it_sent_ahead(
-    start_engine: Any, start_gateway: Any, connect: Any, behind: bytes
+    start_engine: Any, never: Any, start_gateway: Any, connect: Any, behind: bytes
 ) -> None:
-    async def never(request: web.Request) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     engine = await start_engine(never)
     connection = await connect(await start_gateway(engine))
     await connection.send(REQUEST + behind)

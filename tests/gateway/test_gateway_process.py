@@ -108,16 +108,10 @@ async def test_after_sigterm_a_stream_finishes_and_the_process_ends_with_0(
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_impatient", [True, False])
 async def test_a_stream_that_outlives_the_drain_gets_an_error_and_the_process_ends_with_0(
-    start_engine: Any, write_endpoints: Any, arguments: list[str], sse: Any, token: Any,
+    start_engine: Any, endless: Any, write_endpoints: Any, arguments: list[str], token: Any,
     is_impatient: bool,
 ) -> None:  # fmt: skip
     """By the drain's own end, or by a second signal."""
-
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = await sse(request)
-        await response.write(token("a"))
-        await asyncio.Event().wait()
-        return response
 
     engine = await start_engine(endless)
     write_endpoints(engine)

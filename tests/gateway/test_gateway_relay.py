@@ -129,14 +129,8 @@ async def test_the_class_comes_from_the_path_or_the_key(
 
 
 async def test_a_client_that_leaves_a_stream_ends_the_upstream_request(
-    start_engine: Any, start_gateway: Any, sse: Any, token: Any
+    start_engine: Any, endless: Any, start_gateway: Any, token: Any
 ) -> None:
-    async def endless(request: web.Request) -> web.StreamResponse:
-        response = await sse(request)
-        await response.write(token("a"))
-        await asyncio.Event().wait()
-        return response
-
     engine = await start_engine(endless)
     gateway = await start_gateway(engine)
     answer = await gateway.post()
@@ -149,12 +143,8 @@ async def test_a_client_that_leaves_a_stream_ends_the_upstream_request(
 
 
 async def test_a_client_that_leaves_before_a_whole_answer_ends_the_upstream_request(
-    start_engine: Any, start_gateway: Any
+    start_engine: Any, never: Any, start_gateway: Any
 ) -> None:
-    async def never(request: web.Request) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     engine = await start_engine(never)
     gateway = await start_gateway(engine)
     asking = asyncio.create_task(gateway.client.post(gateway.url + "/v1/completions", data=b"{}"))

@@ -98,9 +98,19 @@ def breaks_once_told() -> tuple[asyncio.Event, Handler]:
     return may_break, breaking
 
 
-async def never(request: web.Request) -> web.StreamResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
+@pytest.fixture
+def hung(start_engine: Any, never: Any, metered: Any) -> Any:
+    """An engine that never answers, and says that each request has `used` so much; the gateway
+    before it, and its pool."""
+
+    async def start(
+        used: tuple[int, ...] | None = None, *, is_final: bool | None = True, limits: Any = None
+    ) -> tuple[Any, Any, Any]:
+        engine = await start_engine(never)
+        engine.used, engine.is_final = used, is_final
+        return engine, *await metered(engine, limits=limits)
+
+    return start
 
 
 @contextlib.asynccontextmanager
@@ -204,12 +214,10 @@ async def test_hanging_up_again_and_again_runs_into_the_limit_as_answers_do(
 
 @pytest.mark.parametrize("is_final", [True, None])
 async def test_the_engine_is_asked_once_by_the_name_that_it_was_given_and_told_to_end(
-    start_engine: Any, metered: Any, until: Any, is_final: bool | None
+    hung: Any, until: Any, is_final: bool | None
 ) -> None:
     """Also one of an earlier release, which does not say whether that is final."""
-    engine = await start_engine(never)
-    engine.used, engine.is_final = (7, 300), is_final
-    gateway, pool = await metered(engine)
+    engine, gateway, pool = await hung((7, 300), is_final=is_final)
     async with asking(gateway, {"max_tokens": 1000}):
         await engine.asked.wait()
     await until(lambda: pool.used("acme") == 307)
@@ -219,11 +227,9 @@ async def test_the_engine_is_asked_once_by_the_name_that_it_was_given_and_told_t
 
 
 async def test_an_engine_in_a_long_step_is_asked_until_that_has_ended(
-    start_engine: Any, metered: Any, until: Any
+    hung: Any, until: Any
 ) -> None:
-    engine = await start_engine(never)
-    engine.used, engine.is_final = (7, 300), False
-    gateway, pool = await metered(engine)
+    engine, gateway, pool = await hung((7, 300), is_final=False)
     async with asking(gateway, {"max_tokens": 1000}):
         await engine.asked.wait()
     await until(lambda: len(engine.usage_asked) >= 2)
@@ -234,11 +240,9 @@ async def test_an_engine_in_a_long_step_is_asked_until_that_has_ended(
 
 
 async def test_an_engine_that_answers_at_once_is_asked_again_after_a_while(
-    start_engine: Any, metered: Any, until: Any
+    hung: Any, until: Any
 ) -> None:
-    engine = await start_engine(never)
-    engine.used, engine.is_final = (7, 300), False
-    gateway, pool = await metered(engine)
+    engine, gateway, pool = await hung((7, 300), is_final=False)
     async with asking(gateway, {"max_tokens": 1000}):
         await engine.asked.wait()
     await until(lambda: engine.usage_asked)
@@ -250,14 +254,9 @@ async def test_an_engine_that_answers_at_once_is_asked_again_after_a_while(
 
 
 async def test_tokens_that_a_client_did_not_wait_for_are_charged_in_a_stream_too(
-    start_engine: Any, metered: Any, sse: Any, token: Any, until: Any
+    start_engine: Any, endless: Any, metered: Any, token: Any, until: Any
 ) -> None:
-    async def slow(request: web.Request) -> web.StreamResponse:
-        response: web.StreamResponse = await sse(request)
-        await response.write(token("a"))
-        return await never(request)
-
-    engine = await start_engine(slow)
+    engine = await start_engine(endless)
     engine.used = (7, 40)
     gateway, pool = await metered(engine)
     async with gateway.post(data=b'{"stream": true}') as answer:
@@ -277,13 +276,11 @@ async def test_tokens_that_a_client_did_not_wait_for_are_charged_in_a_stream_too
     ],
 )
 async def test_what_no_engine_tells_is_bounded_by_what_the_request_allows(
-    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch,
+    hung: Any, until: Any, monkeypatch: pytest.MonkeyPatch,
     used: tuple[int, ...] | None, body: bytes, charged: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
-    engine = await start_engine(never)
-    engine.used = used
-    gateway, pool = await metered(engine)
+    engine, gateway, pool = await hung(used)
     async with asking(gateway, body):
         await engine.asked.wait()
     await until(lambda: engine.usage_asked and pool.num_leases("acme") == 0)
@@ -296,23 +293,22 @@ async def test_what_no_engine_tells_is_bounded_by_what_the_request_allows(
      '{"used": {"a": {"prompt_tokens": Infinity, "completion_tokens": 1}}}'],
 )  # fmt: skip
 async def test_an_engine_that_means_something_else_by_the_question_cannot_be_asked(
-    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch, told: str
+    hung: Any, until: Any, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
 
     async def other(request: web.Request) -> web.StreamResponse:
         return web.Response(text=told)
 
-    engine = await start_engine(never)
+    engine, gateway, pool = await hung()
     monkeypatch.setattr(engine, "_usage", other)
-    gateway, pool = await metered(engine)
     async with asking(gateway, b'{"max_tokens": 500}'):
         await engine.asked.wait()
     await until(lambda: pool.used("acme") == 5 + 500)
 
 
 async def test_an_engine_that_points_elsewhere_cannot_be_asked(
-    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    start_engine: Any, never: Any, hung: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool's token goes to no address that an answer names."""
     other = await start_engine(never, name="r1")
@@ -322,9 +318,8 @@ async def test_an_engine_that_points_elsewhere_cannot_be_asked(
         raise web.HTTPTemporaryRedirect(other.url + request.path)
 
     monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
-    engine = await start_engine(never)
+    engine, gateway, pool = await hung()
     monkeypatch.setattr(engine, "_usage", elsewhere)
-    gateway, pool = await metered(engine)
     async with asking(gateway, b'{"max_tokens": 500}'):
         await engine.asked.wait()
     await until(lambda: pool.used("acme") == 5 + 500)
@@ -332,11 +327,10 @@ async def test_an_engine_that_points_elsewhere_cannot_be_asked(
 
 
 async def test_a_request_for_more_choices_than_there_can_be_costs_no_more_than_those(
-    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    hung: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
-    engine = await start_engine(never)
-    gateway, pool = await metered(engine, limits={"tokens_per_minute": 60_000})
+    engine, gateway, pool = await hung(limits={"tokens_per_minute": 60_000})
     body = b'{"max_tokens": 500, "n": 1%s}' % (b"0" * 400)
     async with asking(gateway, body):
         await engine.asked.wait()
@@ -345,18 +339,13 @@ async def test_a_request_for_more_choices_than_there_can_be_costs_no_more_than_t
 
 
 async def test_a_large_stream_is_charged_what_came_of_it(
-    start_engine: Any, metered: Any, sse: Any, token: Any, until: Any,
+    start_engine: Any, endless: Any, metered: Any, token: Any, until: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(estimate, "MAX_PARSED_BYTES", 5)
     monkeypatch.setattr(estimate, "FASTEST_TOKENS_PER_S", 10**9)
 
-    async def slow(request: web.Request) -> web.StreamResponse:
-        response: web.StreamResponse = await sse(request)
-        await response.write(token("a"))
-        return await never(request)
-
-    engine = await start_engine(slow)
+    engine = await start_engine(endless)
     gateway, pool = await metered(engine)
     async with gateway.post(data=b'{"stream": true}') as answer:
         await answer.content.readexactly(len(token("a")))
@@ -380,14 +369,12 @@ async def test_a_lease_ends_also_where_counting_fails(
 
 
 async def test_a_running_whole_answers_lease_says_how_far_it_is_for_a_gateway_that_is_killed(
-    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    hung: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
     monkeypatch.setattr(leases, "RENEW_AFTER_S", 0.05)
     monkeypatch.setattr(upkeep, "ROUND_S", 0.02)
-    engine = await start_engine(never)
-    engine.used = (7, 300)
-    gateway, pool = await metered(engine)
+    engine, gateway, pool = await hung((7, 300))
 
     def reserved() -> int:
         return int(pool.client.hget(pool.keys.account("acme/interactive"), "reserved") or 0)
@@ -399,12 +386,10 @@ async def test_a_running_whole_answers_lease_says_how_far_it_is_for_a_gateway_th
 
 
 async def test_counting_tokens_holds_a_place_and_its_engine_is_never_asked_about_it(
-    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    hung: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
-    engine = await start_engine(never)
-    engine.used = (7, 300)
-    gateway, pool = await metered(engine, limits={"concurrency": 2})
+    engine, gateway, pool = await hung((7, 300), limits={"concurrency": 2})
     async with asking(gateway, {}, "/tokenize"):
         await until(lambda: len(engine.requests) == 1)
         async with asking(gateway, {"max_tokens": 1000}):
@@ -487,7 +472,7 @@ async def test_an_engine_that_dies_before_its_answer_costs_nothing_though_it_sai
 
 
 async def test_a_client_that_leaves_the_second_engine_is_not_charged_what_the_first_made(
-    start_engine: Any, metered: Any, write_endpoints: Any, until: Any,
+    start_engine: Any, never: Any, metered: Any, write_endpoints: Any, until: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(metering, "ASK_EVERY_S", 0.02)
@@ -531,27 +516,24 @@ async def test_an_engine_that_dies_in_a_whole_answer_costs_what_it_was_known_to_
 
 
 async def test_an_engine_that_is_gone_when_it_is_asked_costs_what_was_reserved(
-    start_engine: Any, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    hung: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def dead(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         request.transport.abort()
         raise ConnectionError
 
-    engine = await start_engine(never)
+    engine, gateway, pool = await hung()
     monkeypatch.setattr(engine, "_usage", dead)
-    gateway, pool = await metered(engine)
     async with asking(gateway, b'{"max_tokens": 50}'):
         await engine.asked.wait()
     await until(lambda: pool.used("acme") == 5 + 50)
 
 
 async def test_a_gateway_that_cuts_requests_off_charges_what_their_engines_made(
-    start_engine: Any, metered: Any, until: Any
+    hung: Any, until: Any
 ) -> None:
-    engine = await start_engine(never)
-    engine.used = (7, 300)
-    gateway, pool = await metered(engine)
+    engine, gateway, pool = await hung((7, 300))
     async with asking(gateway, {"max_tokens": 1000}):
         await engine.asked.wait()
         gateway.gateway.cut_off()
@@ -559,12 +541,10 @@ async def test_a_gateway_that_cuts_requests_off_charges_what_their_engines_made(
 
 
 async def test_a_gateway_that_cuts_requests_off_waits_for_no_engine_in_a_long_step(
-    start_engine: Any, metered: Any, until: Any
+    hung: Any, until: Any
 ) -> None:
     """Nor for one that it has begun to ask, because a client had left."""
-    engine = await start_engine(never)
-    engine.used, engine.is_final = (7, 300), False
-    gateway, pool = await metered(engine)
+    engine, gateway, pool = await hung((7, 300), is_final=False)
     async with asking(gateway, {"max_tokens": 1000}):
         await engine.asked.wait()
     await until(lambda: len(engine.usage_asked) >= 2)
