@@ -6,32 +6,26 @@ Exit code 0 after an orderly end, 2 with one sentence on stderr when it cannot s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
 import os
 import signal
 import socket
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import prometheus_client
-import uvicorn
 
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import ConfigError, GatewayConfig, parse_config
 from chairlift_gateway.endpoints import EndpointsError, EndpointSource, FileEndpoints
-from chairlift_gateway.front_door import FrontDoor
 from chairlift_gateway.identity import TenantsError, TenantsFile
 from chairlift_gateway.kubernetes_endpoints import KubernetesEndpoints
 from chairlift_gateway.kubernetes_tenants import KubernetesTenants
 from chairlift_gateway.kubernetes_watch import ApiAccess, NotInCluster
+from chairlift_gateway.server import BACKLOG, Server
 
-# Longer than clients keep idle connections: one that closes under a request is an error to them.
-KEEPALIVE_S = 75
 # After the cut, clients that do not even take their error event are not waited for.
 LAST_WORDS_S = 2
-BACKLOG = 2048
 
 logger = logging.getLogger("chairlift_gateway")
 
@@ -48,18 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     asyncio.run(_serve(config, source, tenants, listener))
     return 0
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to `_serve`: uvicorn raises them again at its end, and no exit code is 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 async def _serve(
@@ -69,39 +54,28 @@ async def _serve(
     listener: socket.socket,
 ) -> None:
     async with open_gateway(config, source, tenants) as gateway:
-        server = _Server(
-            uvicorn.Config(
-                gateway,
-                http=FrontDoor,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEPALIVE_S,
-                timeout_graceful_shutdown=math.ceil(config.drain_s) + LAST_WORDS_S,
-            )
-        )
-        _drain_on_signal(config, gateway, server)
+        server = Server(gateway.serve)
+        draining = asyncio.Event()
+        _drain_on_signal(config, gateway, draining)
+        await server.listen(listener)
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         print(f"chairlift-gateway: listening on http://{address}", flush=True)
-        await server.serve(sockets=[listener])
+        await draining.wait()
+        await server.close(config.drain_s + LAST_WORDS_S)
 
 
-def _drain_on_signal(config: GatewayConfig, gateway: Gateway, server: uvicorn.Server) -> None:
+def _drain_on_signal(config: GatewayConfig, gateway: Gateway, draining: asyncio.Event) -> None:
     """The first signal drains; a second one cuts off what is still in flight."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        if server.should_exit:
+        if draining.is_set():
             gateway.cut_off()
             return
         logger.info("draining for at most %g s; signal again to cut off", config.drain_s)
         gateway.begin_drain()
-        server.should_exit = True
+        draining.set()
         loop.call_later(config.drain_s, gateway.cut_off)
 
     for number in (signal.SIGTERM, signal.SIGINT):

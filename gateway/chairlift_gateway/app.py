@@ -6,39 +6,41 @@ It knows no sockets to listen on and no signals; `__main__` and the tests do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from chairlift_gateway.arrivals import ArrivalsPage, Changes
+from chairlift_gateway.client_request import ClientRequest
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import EndpointSource
+from chairlift_gateway.engine_pool import EnginePool
 from chairlift_gateway.engine_usage import EngineUsage
 from chairlift_gateway.identity import Identification, TenantsFile
 from chairlift_gateway.kubernetes_tenants import KubernetesTenants
 from chairlift_gateway.metering import Metering
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import Refusal
-from chairlift_gateway.proxy import Proxy, ProxyRoute
+from chairlift_gateway.proxy import Proxy
 from chairlift_gateway.quota.upkeep import open_keeper
 from chairlift_gateway.routing import Router
 from chairlift_gateway.targets import Cost, Target
-from chairlift_gateway.upstream import Upstream, open_session
+from chairlift_gateway.upstream import Upstream
 from chairlift_protocol import wire
 
 BATCH_PREFIX = "/batch"
 
 
+Answering = Callable[[ClientRequest], Awaitable[None]]
+
+
 class Gateway:
-    """As an ASGI application it serves; the rest is for whoever starts and stops it."""
+    """It serves requests; the rest is for whoever starts and stops it."""
 
     def __init__(
         self, proxy: Proxy, upstream: Upstream, metrics: GatewayMetrics, changes: Changes
@@ -48,21 +50,27 @@ class Gateway:
         self._metrics = metrics
         self._changes = changes
         self._is_draining = False
-        routes = list(self._proxied_routes())
-        self._proxied = {
-            (method, route.path): route.app for route in routes for method in route.methods or ()
-        }
-        self._starlette = self._build_starlette(routes)
+        self._by_path: defaultdict[str, dict[str, Answering]] = defaultdict(dict)
+        self._add_proxied()
+        self._add("GET", wire.LIVE_PATH, self._live)
+        self._add("GET", wire.READY_PATH, self._ready)
+        self._add("GET", wire.METRICS_PATH, self._show_metrics)
+        self._add("GET", wire.ARRIVALS_PATH, ArrivalsPage(metrics, changes).answer)
 
     @property
     def router(self) -> Router:
         """What it knows of the replicas."""
         return self._upstream.router
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What is passed on, and each of its events, is spared the way through Starlette."""
-        serve = self._proxied.get((scope["method"], scope["path"]), self._starlette)
-        await serve(scope, receive, send)
+    async def serve(self, request: ClientRequest) -> None:
+        head = request.head
+        by_method = self._by_path.get(head.path)
+        answer = by_method.get(head.method) if by_method else None
+        if answer is not None:
+            await answer(request)
+            return
+        refusal = _not_served(head.method, head.path, by_method)
+        request.respond(refusal.status, refusal.headers(), refusal.body())
 
     def begin_drain(self) -> None:
         self._is_draining = True
@@ -71,36 +79,27 @@ class Gateway:
     def cut_off(self) -> None:
         self._proxy.cut_off()
 
-    async def _live(self, request: Request) -> Response:
-        return JSONResponse({"status": "alive"})
+    async def _live(self, request: ClientRequest) -> None:
+        _say(request, 200, "alive")
 
-    async def _ready(self, request: Request) -> Response:
+    async def _ready(self, request: ClientRequest) -> None:
         """Ready as long as it knows a replica; a busy one is no reason to take the gateway out."""
         if self._is_draining:
             status = "draining"
         else:
             status = "ready" if self._upstream.router.replicas else "no replica known"
-        return JSONResponse({"status": status}, status_code=200 if status == "ready" else 503)
+        _say(request, 200 if status == "ready" else 503, status)
 
-    async def _show_metrics(self, request: Request) -> Response:
-        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def _show_metrics(self, request: ClientRequest) -> None:
+        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
+        request.respond(200, headers, self._metrics.exposition())
 
-    def _build_starlette(self, proxied: Sequence[Route]) -> Starlette:
-        """Knows the proxied routes too, for what it says of other methods."""
-        app = Starlette(
-            routes=[
-                *proxied,
-                Route(wire.LIVE_PATH, self._live),
-                Route(wire.READY_PATH, self._ready),
-                Route(wire.METRICS_PATH, self._show_metrics),
-                Route(wire.ARRIVALS_PATH, ArrivalsPage(self._metrics, self._changes).__call__),
-            ],
-            exception_handlers={HTTPException: _refuse},
-        )
-        app.router.redirect_slashes = False
-        return app
+    def _add(self, method: str, path: str, answering: Answering) -> None:
+        self._by_path[path][method] = answering
+        if method == "GET":
+            self._by_path[path]["HEAD"] = answering
 
-    def _proxied_routes(self) -> Iterator[Route]:
+    def _add_proxied(self) -> None:
         for path, method, cost in (
             (wire.COMPLETIONS_PATH, "POST", Cost.TOKENS),
             (wire.CHAT_COMPLETIONS_PATH, "POST", Cost.TOKENS),
@@ -110,7 +109,7 @@ class Gateway:
         ):
             for prefix in ("", BATCH_PREFIX):
                 target = Target(path, cost, is_batch=bool(prefix))
-                yield Route(prefix + path, ProxyRoute(self._proxy, target), methods=[method])
+                self._add(method, prefix + path, partial(self._proxy.serve, target))
 
 
 @asynccontextmanager
@@ -123,20 +122,21 @@ async def open_gateway(
     """
     changes = Changes()
     metrics = GatewayMetrics(changes.note)
-    async with open_session() as session, asyncio.TaskGroup() as tasks:
+    pool = EnginePool()
+    async with asyncio.TaskGroup() as tasks:
         hold_s = {
             wire.RequestClass.INTERACTIVE: config.hold_s,
             wire.RequestClass.BATCH: config.batch_hold_s,
         }
         upstream = Upstream(
-            source, session, metrics, hold_s=hold_s, hold_max=config.hold_max,
+            source, pool, metrics, hold_s=hold_s, hold_max=config.hold_max,
             max_unstated=config.replica_concurrency,
         )  # fmt: skip
         upstream.publish(source.latest())
         watching = tasks.create_task(source.watch(upstream.publish))
         probing = tasks.create_task(upstream.probe())
         try:
-            engines = EngineUsage(session, config.internal_token)
+            engines = EngineUsage(pool, config.internal_token)
             async with _metering(config, metrics, engines) as metering, _watched(tenants):
                 proxy = Proxy(config, _identification(config, tenants), metering, upstream, metrics)
                 yield Gateway(proxy, upstream, metrics, changes)
@@ -144,6 +144,7 @@ async def open_gateway(
             watching.cancel()
             probing.cancel()
             await upstream.close()
+            pool.close()
 
 
 def _identification(config: GatewayConfig, watched: KubernetesTenants | None) -> Identification:
@@ -188,16 +189,19 @@ async def _metering(
                 watching.cancel()
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
-    what = f"{request.method} {request.url.path}"
-    if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
-        refusal = Refusal(
-            status, "method_not_allowed", f"{what} is not allowed; this path takes {allowed}."
-        )
-    else:
-        refusal = Refusal(status, "not_found", f"{what} is not served here.")
-    headers = {"content-type": "application/json", **(error.headers or {})}
-    return Response(refusal.body(), status_code=status, headers=headers)
+def _say(request: ClientRequest, status: int, told: str) -> None:
+    headers = [(b"content-type", b"application/json")]
+    request.respond(status, headers, json.dumps({"status": told}).encode())
+
+
+def _not_served(method: str, path: str, by_method: Mapping[str, Answering] | None) -> Refusal:
+    what = f"{method} {path}"
+    if by_method is None:
+        return Refusal(HTTPStatus.NOT_FOUND, "not_found", f"{what} is not served here.")
+    allowed = ", ".join(by_method)
+    return Refusal(
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        f"{what} is not allowed; this path takes {allowed}.",
+        more_headers=[(b"allow", allowed.encode())],
+    )

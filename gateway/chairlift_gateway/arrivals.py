@@ -13,9 +13,9 @@ import secrets
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
-from starlette.responses import Response
 
+from chairlift_gateway.client_request import ClientRequest
+from chairlift_gateway.headers import find
 from chairlift_gateway.metrics import GatewayMetrics
 
 LONGEST_WAIT_S: Final = 60
@@ -74,12 +74,14 @@ class ArrivalsPage:
         self._changes = changes
         self._page = ("", b"")
 
-    async def __call__(self, request: Request) -> Response:
-        known = request.headers.get("if-none-match")
+    async def answer(self, request: ClientRequest) -> None:
+        known = (find(request.head.headers, b"if-none-match") or b"").decode("latin-1")
         if known and not await self._changes.is_newer(known, _wait_s(request)):
-            return Response(status_code=304, headers={"etag": known})
+            request.respond(304, [(b"etag", known.encode("latin-1"))], b"")
+            return
         tag, page = self._newest()
-        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST, "etag": tag})
+        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"etag", tag.encode())]
+        request.respond(200, headers, page)
 
     def _newest(self) -> tuple[str, bytes]:
         """Made once for all who waited for it."""
@@ -88,6 +90,7 @@ class ArrivalsPage:
         return self._page
 
 
-def _wait_s(request: Request) -> int:
-    wanted = _WAIT.search(request.headers.get("prefer", ""))
+def _wait_s(request: ClientRequest) -> int:
+    preferred = (find(request.head.headers, b"prefer") or b"").decode("latin-1")
+    wanted = _WAIT.search(preferred)
     return min(LONGEST_WAIT_S, int(wanted[1])) if wanted else 0

@@ -124,5 +124,5 @@ def _is_base_url(url: str) -> bool:
         port = parts.port
     except ValueError:
         return False
-    is_bare = not (parts.query or parts.fragment or parts.username)
+    is_bare = url.isascii() and not (parts.query or parts.fragment or parts.username)
     return parts.scheme == "http" and bool(parts.hostname) and port != 0 and is_bare

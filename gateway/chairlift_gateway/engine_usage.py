@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
-import aiohttp
-
+from chairlift_gateway.engine_http import EngineFailed
+from chairlift_gateway.engine_pool import EnginePool, EngineRequest
 from chairlift_gateway.usage import Used
 from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, LAST_STEP_WAIT_S, USAGE_PATH
 
 # Below what a gateway has left for last words when it is told to end.
 TIMEOUT_S: Final = LAST_STEP_WAIT_S + 0.5
+# Some 100 bytes for each request that an engine has.
+MAX_BYTES: Final = 4 * 1024 * 1024
 
 
 class NoAnswer(Exception):
@@ -24,9 +26,12 @@ class NoAnswer(Exception):
 
 
 class EngineUsage:
-    def __init__(self, session: aiohttp.ClientSession, internal_token: str) -> None:
-        self._session = session
-        self._headers = {INTERNAL_TOKEN_HEADER: internal_token}
+    def __init__(self, engines: EnginePool, internal_token: str) -> None:
+        self._engines = engines
+        self._headers = (
+            (b"content-type", b"application/json"),
+            (INTERNAL_TOKEN_HEADER.encode(), internal_token.encode()),
+        )
 
     async def ask(
         self, url: str, request_ids: Sequence[str], *, end: bool = False
@@ -35,20 +40,17 @@ class EngineUsage:
 
         end: they are to end now, so that what it says is final, or soon will be.
         """
+        asked = json.dumps({"requests": list(request_ids), "end": end}).encode()
+        request = EngineRequest("POST", USAGE_PATH, self._headers, asked)
         try:
-            async with self._session.post(
-                url + USAGE_PATH,
-                data=json.dumps({"requests": list(request_ids), "end": end}),
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-                allow_redirects=False,  # the token is for this engine alone
-            ) as response:
-                body = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            answer = await self._engines.fetch(
+                url, request, within_s=TIMEOUT_S, max_bytes=MAX_BYTES
+            )
+        except EngineFailed as error:
             raise NoAnswer(url) from error
-        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if answer.head.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise NoAnswer(url)
-        return _told(body) if response.status == HTTPStatus.OK else None
+        return _told(answer.body) if answer.head.status == HTTPStatus.OK else None
 
 
 def _told(body: bytes) -> Mapping[str, Used] | None:

@@ -1,24 +1,25 @@
-"""A client's connection as uvicorn reads it, with what uvicorn leaves open: a bound on what is read
-of a head, and on how long one is waited for, `Upgrade`, and bytes that are no request.
+"""A client's connection: requests as they are read, with bounds on what is read of a head, on how
+long one is waited for, and on what is sent ahead; `Upgrade`, and bytes that are no request.
 
 What was read whole gets its own answer first; then what cannot be read is refused in the shape of
-OpenAI's errors, and the connection closed. It knows no paths and no tenants. `__main__` gives it to
-uvicorn.
+OpenAI's errors, and the connection closed. It knows no paths and no tenants. `server` opens one for
+each client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import urllib.parse
+from collections import deque
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
 
+from chairlift_gateway.client_request import ClientRequest, RequestHead
+from chairlift_gateway.headers import RawHeader
 from chairlift_gateway.openai_errors import Refusal
 
 # Request line and headers; that of others is 8 to 64 KiB.
@@ -30,35 +31,78 @@ MAX_PIPELINED: Final = 16
 MAX_DROPPED_BYTES: Final = 64 * 1024 * 1024
 LINGER_S: Final = 10.0
 
+Serve = Callable[[ClientRequest], Coroutine[Any, Any, None]]
 
-class FrontDoor(HttpToolsProtocol):
-    """A callback of the parser that raises ends the reading, with the `Refusal` that it raised."""
+logger = logging.getLogger("chairlift_gateway.front_door")
 
-    is_over = False  # What comes is dropped.
-    _running: RequestResponseCycle | None = None
-    # Without a body in between; what was given at a time with the end of one is not counted.
-    _num_head_bytes = 0
-    _num_dropped_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect_more()
+class FrontDoor(asyncio.Protocol):
+    """A callback of the parser that raises ends the reading, with the `Refusal` that it raised.
+
+    on_lost: hears of its end. keepalive_s: how long a client may be silent between two requests.
+    """
+
+    _transport: asyncio.Transport
+
+    def __init__(
+        self, serve: Serve, on_lost: Callable[[FrontDoor], None], keepalive_s: float
+    ) -> None:
+        self._serve = serve
+        self._on_lost = on_lost
+        self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._new_parser()
+        self._answering: ClientRequest | None = None
+        self._waiting: deque[ClientRequest] = deque()
+        self._reading: ClientRequest | None = None  # the last one of which anything came
+        self._idle_since_s = self._loop.time()
+        self._silence = self._loop.call_later(keepalive_s, self._end_silence)
+        self._url = b""
+        self._headers: list[RawHeader] = []
+        # Without a body in between; what was given at a time with the end of one is not counted.
+        self._num_head_bytes = 0
+        self._num_dropped_bytes = 0
+        self._is_over = False  # What comes is dropped.
+        self._is_draining = False
+        self.is_write_paused = False
+
+    def _new_parser(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        # Else a request behind one that closes is an error, and that one has no answer.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """uvicorn tells the newest request alone, which may still wait."""
-        super().connection_lost(exc)
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        self._silence.cancel()
+        self._leave()
+        self._on_lost(self)
+
+    def eof_received(self) -> None:
+        """Most who close say no more than that, so it is taken for one who leaves."""
+        self._leave()
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        if self._answering is not None:
+            self._answering.pause()
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self._answering is not None:
+            self._answering.resume()
 
     def data_received(self, data: bytes) -> None:
-        if self.is_over:
+        if self._is_over:
             self._drop(len(data))
             return
-        self._unset_keepalive_if_required()
         self._num_head_bytes += len(data)
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             self._read_on_without_upgrade(data[stop.args[0] :])
             return
@@ -68,129 +112,178 @@ class FrontDoor(HttpToolsProtocol):
             return
         if self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
-            return
-        self._expect_more()
+        elif self._answering is None:
+            self._idle_since_s = self._loop.time()
+
+    # What the parser calls.
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._num_head_bytes = 0
-        self._num_dropped_bytes = 0
+        self._url, self._headers = b"", []
+        self._num_head_bytes = self._num_dropped_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._num_head_bytes = 0
-        if len(self.url) + sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD_BYTES:
+        if len(self._url) + sum(len(n) + len(v) for n, v in self._headers) > MAX_HEAD_BYTES:
             raise _head_too_large()
-        if self.parser.should_upgrade():
+        if self._parser.should_upgrade():
             return  # The parser stops here.
-        super().on_headers_complete()
-        self.headers = []  # Trailers go there, not to the headers that were already judged.
-        if not self.cycle.keep_alive:
-            self.cycle.transport = _Ending(self, self.cycle)
-        if len(self.pipeline) > MAX_PIPELINED:
+        request = self._request()
+        self._headers = []  # Trailers go there, not to the headers that were already judged.
+        self._reading = request
+        if self._answering is None:
+            self._begin(request)
+        elif len(self._waiting) < MAX_PIPELINED:
+            self._waiting.append(request)
+        else:
             raise _too_many_at_once()
-        if self.pipeline:
-            self.flow.resume_reading()  # Else nobody would notice that the client has left.
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
-        if self.cycle.response_complete:
+        assert self._reading is not None
+        if self._reading.is_complete:
             self._drop(len(body))
         else:
-            super().on_body(body)
+            self._reading.feed(body)
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+        if self._reading is not None and not self._parser.should_upgrade():
+            self._reading.end_body()
 
-    def _expect_more(self) -> None:
+    # What a request calls.
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def answered(self, request: ClientRequest) -> None:
+        if self._transport.is_closing():
+            return
+        if not request.keeps_alive:
+            if self._is_over or not request.is_whole:
+                self._linger()
+            else:
+                self._transport.close()
+            return
+        self.resume_reading()
+        if self._waiting:
+            self._begin(self._waiting.popleft())
+        else:
+            self._answering = None
+            self._idle_since_s = self._loop.time()
+
+    # What the server calls.
+
+    def drain(self) -> None:
+        """Close as soon as what was asked has been answered."""
+        self._is_draining = True
+        if self._answering is None:
+            self._transport.close()
+        else:
+            (self._waiting[-1] if self._waiting else self._answering).keeps_alive = False
+
+    def cut_off(self) -> None:
+        self._transport.abort()
+
+    def _request(self) -> ClientRequest:
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        version = self._parser.get_http_version()
+        head = RequestHead(
+            self._parser.get_method().decode("ascii"),
+            urllib.parse.unquote(path) if "%" in path else path,
+            (url.query or b"").decode("latin-1"),
+            self._headers,
+            version,
+        )
+        keeps_alive = version != "1.0" and self._parser.should_keep_alive()
+        return ClientRequest(head, self, keeps_alive=keeps_alive and not self._is_draining)
+
+    def _begin(self, request: ClientRequest) -> None:
+        self._answering = request
+        task = self._loop.create_task(self._run(request))
+        request.served_by(task)
+
+    async def _run(self, request: ClientRequest) -> None:
+        try:
+            await self._serve(request)
+        except Exception:
+            logger.exception("a request failed in the gateway")
+        finally:
+            if not request.is_complete and not request.is_left:
+                self._transport.abort()
+
+    def _leave(self) -> None:
+        for request in (self._answering, *self._waiting):
+            if request is not None:
+                request.leave()
+
+    def _end_silence(self) -> None:
         """Whoever began no request, or one and did not go on, is not waited for any longer than
         between two requests."""
-        if self.cycle is None or self.cycle.response_complete:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+        now_s = self._loop.time()
+        since_s = self._idle_since_s if self._answering is None else now_s
+        if now_s - since_s >= self._keepalive_s:
+            self._transport.close()
+        else:
+            self._silence = self._loop.call_at(since_s + self._keepalive_s, self._end_silence)
 
-    def linger(self) -> None:
+    def _linger(self) -> None:
         """Close once the client has read its answer, or has had the time to."""
-        self.is_over = True
-        self.transport.write_eof()
-        self.flow.resume_reading()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self._is_over = True
+        self._transport.write_eof()
+        self.resume_reading()
+        self._silence.cancel()
+        self._silence = self._loop.call_later(LINGER_S, self._transport.close)
 
     def _read_on_without_upgrade(self, rest: bytes) -> None:
         """RFC 9110, 7.8: a server may ignore `Upgrade`, which Java's clients send with each
         request. The parser cannot, and takes the body for another protocol; so the head is given
         to a new one without it."""
-        method = self.parser.get_method()
+        method = self._parser.get_method()
         if method == b"CONNECT":
             self._refuse(_not_http())
             return
-        head = [method, b" ", self.url, b" HTTP/", self.parser.get_http_version().encode(), b"\r\n"]
-        for name, value in self.headers:
+        version = self._parser.get_http_version().encode()
+        head = [method, b" ", self._url, b" HTTP/", version, b"\r\n"]
+        for name, value in self._headers:
             if name != b"upgrade":
                 head += [name, b": ", value, b"\r\n"]
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._new_parser()
         self.data_received(b"".join([*head, b"\r\n", rest]))
 
     def _refuse(self, refusal: Refusal) -> None:
-        self.is_over = True
-        last: RequestResponseCycle | None = self.cycle
-        if self.pipeline and last is not None and last.more_body:
-            self.pipeline.popleft()  # It waits, and will never be whole.
-            last = self.pipeline[0][0] if self.pipeline else self._running
-        if last is None or last.response_complete:
+        self._is_over = True
+        if self._waiting and not self._waiting[-1].is_whole:
+            self._waiting.pop()  # It waits, and will never be whole.
+        last = self._waiting[-1] if self._waiting else self._answering
+        if last is None:
             self._answer(refusal)
-        elif last.more_body and not last.response_started:
-            last.disconnected = True
-            last.message_event.set()
+        elif not last.is_whole and not last.is_started:
+            last.leave()
             self._answer(refusal)
         else:
-            last.keep_alive = False
-            last.transport = _Ending(self, last)
+            last.keeps_alive = False
 
     def _answer(self, refusal: Refusal) -> None:
-        body = refusal.body()
-        headers = [
-            *self.server_state.default_headers,
-            *refusal.headers(),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-        self.transport.write(STATUS_LINE[refusal.status] + lines + b"\r\n" + body)
-        self.linger()
+        """To what is no request."""
+        refused = ClientRequest(RequestHead("GET", "", "", []), self, keeps_alive=False)
+        refused.respond(refusal.status, refusal.headers(), refusal.body())
 
     def _drop(self, num_bytes: int) -> None:
         self._num_dropped_bytes += num_bytes
         if self._num_dropped_bytes > MAX_DROPPED_BYTES:
-            self.transport.close()
-
-
-class _Ending(asyncio.Transport):
-    """What a request writes to whose answer is the last of its connection."""
-
-    def __init__(self, door: FrontDoor, cycle: RequestResponseCycle) -> None:
-        super().__init__()
-        self._door = door
-        self._cycle = cycle
-        self._connection = door.transport
-
-    def write(self, data: Any) -> None:
-        self._connection.write(data)
-
-    def is_closing(self) -> bool:
-        return self._connection.is_closing()
-
-    def close(self) -> None:
-        if self._cycle.more_body or self._door.is_over:
-            self._door.linger()
-        else:
-            self._connection.close()
+            self._transport.close()
 
 
 def _head_too_large() -> Refusal:

@@ -16,7 +16,8 @@ from chairlift_protocol.wire import (
     REQUEST_ID_HEADER,
 )
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
+RawHeader = tuple[bytes, bytes]
+RawHeaders = Iterable[RawHeader]
 
 _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
@@ -56,28 +57,32 @@ def request_names(given: bytes | None) -> RequestNames:
     return RequestNames(name, name)
 
 
-def towards_engine(
-    headers: RawHeaders, trusted_header: bytes | None = None
-) -> list[tuple[str, str]]:
+def towards_engine(headers: RawHeaders, trusted_header: bytes | None = None) -> list[RawHeader]:
     """What a client's headers leave for the engine, before the gateway adds its own.
 
     trusted_header: what another gateway told this one alone.
     """
     ends_here = _NOT_TO_ENGINE | {trusted_header} if trusted_header else _NOT_TO_ENGINE
     kept = _crossing(headers, ends_here)
-    return [
-        (name.decode("latin-1"), value.decode("utf-8", "replace"))
-        for name, value in kept
-        if not name.startswith(_INTERNAL_PREFIX)
-    ]
+    return [pair for pair in kept if not pair[0].startswith(_INTERNAL_PREFIX)]
 
 
-def towards_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+def towards_client(headers: RawHeaders) -> list[RawHeader]:
     return [
         (name, value)
         for name, value in _crossing(headers, _NOT_TO_CLIENT)
         if name in _FOR_CLIENTS or not name.startswith(_INTERNAL_PREFIX)
     ]
+
+
+def written_head(first_line: bytes, headers: RawHeaders) -> bytes:
+    """As it is sent. Raise ValueError for what would end a line early."""
+    lines = [first_line, *(name + b": " + value for name, value in headers)]
+    head = b"\r\n".join([*lines, b"", b""])
+    num_ends = len(lines) + 1
+    if not num_ends == head.count(b"\r") == head.count(b"\n") or b"\0" in head:
+        raise ValueError("a header must be one line of text")
+    return head
 
 
 def find(headers: RawHeaders, name: bytes) -> bytes | None:
@@ -94,7 +99,7 @@ def bearer_key(headers: RawHeaders) -> bytes | None:
     return key.strip() if scheme.lower() == b"bearer" and key.strip() else None
 
 
-def _crossing(headers: RawHeaders, stopped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+def _crossing(headers: RawHeaders, stopped: frozenset[bytes]) -> list[RawHeader]:
     pairs = [(name.lower(), value) for name, value in headers]
     named_by_connection = {
         token.strip().lower()
@@ -102,4 +107,5 @@ def _crossing(headers: RawHeaders, stopped: frozenset[bytes]) -> list[tuple[byte
         if name == b"connection"
         for token in value.split(b",")
     }
-    return [pair for pair in pairs if pair[0] not in stopped | named_by_connection]
+    ends_here = stopped | named_by_connection if named_by_connection else stopped
+    return [pair for pair in pairs if pair[0] not in ends_here]

@@ -1,8 +1,7 @@
 """One request through the gateway: class, body, upstream, relay; and a client that leaves midway.
 
-A stream is relayed as it comes, a whole answer once it is complete, so that a replica that fails
-midway can still be reported with a status. It never retries: `upstream` did, before the first byte.
-`app` puts a `ProxyRoute` on every path.
+One task decides: who asks, what is reserved, which replica. What the replica then says passes in
+callbacks (`relay`). It never retries: `upstream` did, before the first byte.
 """
 
 from __future__ import annotations
@@ -13,36 +12,21 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
-
-import aiohttp
-from starlette.types import Receive, Scope, Send
+from typing import Any
 
 from chairlift_gateway.access_log import AccessLog
 from chairlift_gateway.body_memory import BodyMemory, HeldBody
-from chairlift_gateway.client_side import ClientLeft, read_body, while_client_stays
+from chairlift_gateway.client_request import ClientLeft, ClientRequest
 from chairlift_gateway.config import GatewayConfig
-from chairlift_gateway.headers import (
-    RequestNames,
-    find,
-    request_names,
-    towards_client,
-    towards_engine,
-)
+from chairlift_gateway.headers import RequestNames, find, request_names, towards_engine
 from chairlift_gateway.identity import Caller, Identification
 from chairlift_gateway.metering import Meter, Metering
 from chairlift_gateway.metrics import CLIENT_LEFT, GatewayMetrics, TokenClock
-from chairlift_gateway.openai_errors import (
-    AnswerTooLarge,
-    BrokenOff,
-    Refusal,
-    internal,
-    shutting_down,
-)
+from chairlift_gateway.openai_errors import AnswerTooLarge, Refusal, internal, shutting_down
+from chairlift_gateway.relay import Relay
 from chairlift_gateway.reply import Reply
-from chairlift_gateway.sse import EventSplitter
 from chairlift_gateway.targets import Cost, Target
-from chairlift_gateway.upstream import UPSTREAM_ERRORS, Call, Upstream
+from chairlift_gateway.upstream import Call, Upstream
 from chairlift_protocol.wire import (
     CLASS_HEADER,
     INTERNAL_TOKEN_HEADER,
@@ -51,9 +35,6 @@ from chairlift_protocol.wire import (
     USAGE_HEADER,
     RequestClass,
 )
-
-# A whole answer is held in memory until it is complete; an engine's longest is far below this.
-LONGEST_WHOLE_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 logger = logging.getLogger("chairlift_gateway.proxy")
 
@@ -81,17 +62,6 @@ class Arrival:
         return self.caller.tenant if isinstance(self.caller, Caller) else "-"
 
 
-class ProxyRoute:
-    """A `Target` as an ASGI application, as Starlette's routes take one."""
-
-    def __init__(self, proxy: Proxy, target: Target) -> None:
-        self._proxy = proxy
-        self._target = target
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._proxy.serve(self._target, scope, receive, send)
-
-
 class Proxy:
     def __init__(
         self, config: GatewayConfig, identification: Identification, metering: Metering,
@@ -114,16 +84,17 @@ class Proxy:
         for task in self._serving:
             task.cancel()
 
-    async def serve(self, target: Target, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, target: Target, request: ClientRequest) -> None:
+        headers = request.head.headers
         arrival = Arrival(
             target=target,
-            caller=self._caller(target, scope),
-            names=request_names(find(scope["headers"], REQUEST_ID_HEADER.encode())),
+            caller=self._caller(target, request),
+            names=request_names(find(headers, REQUEST_ID_HEADER.encode())),
             arrived_s=time.monotonic(),
         )
-        reply = Reply(send, arrival.names.for_client)
+        reply = Reply(request, arrival.names.for_client)
         with self._counted(arrival, reply), self._registered():
-            await self._answer(arrival, scope, receive, reply)
+            await self._answer(arrival, request, reply)
         self._access_log.note(
             isinstance(arrival.caller, Caller),
             "class=%s status=%d ms=%d replica=%s request=%s path=%s tenant=%s tokens=%d",
@@ -132,9 +103,10 @@ class Proxy:
             reply.replica, arrival.names.unique, target.path, arrival.tenant, reply.num_tokens,
         )  # fmt: skip
 
-    def _caller(self, target: Target, scope: Scope) -> Caller | Refusal:
+    def _caller(self, target: Target, request: ClientRequest) -> Caller | Refusal:
         try:
-            return self._identification.caller(scope["headers"], is_batch_path=target.is_batch)
+            headers = request.head.headers
+            return self._identification.caller(headers, is_batch_path=target.is_batch)
         except Refusal as refusal:
             return refusal
 
@@ -159,29 +131,33 @@ class Proxy:
         finally:
             self._serving.discard(task)
 
-    async def _answer(self, arrival: Arrival, scope: Scope, receive: Receive, reply: Reply) -> None:
+    async def _answer(self, arrival: Arrival, request: ClientRequest, reply: Reply) -> None:
         """Whatever happens, the client gets an answer, or has left."""
         try:
             if isinstance(arrival.caller, Refusal):
                 raise arrival.caller
             limit_bytes = self._config.body_limit_bytes(arrival.request_class)
             with self._bodies.body(arrival.tenant) as body:
-                await read_body(scope, receive, body, limit_bytes)
+                await request.read_body(body, limit_bytes)
                 async with self._metered(arrival, arrival.caller, body, reply) as meter:
-                    call = self._call(arrival, scope, body, meter)
+                    call = self._call(arrival, request, body, meter)
                     clock = TokenClock(self._metrics, arrival.request_class, arrival.arrived_s)
-                    await while_client_stays(self._relay(call, reply, clock, meter), receive, reply)
+                    relay = Relay(request, body, reply, clock, meter)
+                    await self._upstream.exchange(call, relay.begin)
         except Refusal as refusal:
-            await reply.fail(refusal)
+            reply.fail(refusal)
         except ClientLeft:
             reply.outcome = CLIENT_LEFT
         except asyncio.CancelledError:
-            if not self._is_cut_off:
+            if request.is_left:
+                reply.outcome = CLIENT_LEFT
+            elif self._is_cut_off:
+                reply.fail(shutting_down())
+            else:
                 raise
-            await reply.fail(shutting_down())
         except Exception:
             logger.exception("request %s failed in the gateway", arrival.names.unique)
-            await reply.fail(internal())
+            reply.fail(internal())
 
     @asynccontextmanager
     async def _metered(
@@ -198,8 +174,8 @@ class Proxy:
                 meter = await self._metering.admit(caller, arrival.names.unique, body.raw)
         try:
             yield meter
-        except (ClientLeft, asyncio.CancelledError, AnswerTooLarge) as error:
-            await meter.learn(until_final=not isinstance(error, asyncio.CancelledError))
+        except (asyncio.CancelledError, AnswerTooLarge):
+            await meter.learn(until_final=not self._is_cut_off)
             raise
         except Exception:
             meter.failed()
@@ -208,18 +184,21 @@ class Proxy:
             reply.num_tokens = meter.num_tokens
             meter.end()
 
-    def _call(self, arrival: Arrival, scope: Scope, body: HeldBody, meter: Meter) -> Call:
-        path, query = arrival.target.path, scope["query_string"].decode("latin-1")
+    def _call(self, arrival: Arrival, request: ClientRequest, body: HeldBody, meter: Meter) -> Call:
+        path, head = arrival.target.path, request.head
+        own = (
+            (INTERNAL_TOKEN_HEADER, self._config.internal_token),
+            (CLASS_HEADER, arrival.request_class.value),
+            (TENANT_HEADER, arrival.tenant),
+            (USAGE_HEADER, "1"),
+            (REQUEST_ID_HEADER, arrival.names.unique),
+        )
         return Call(
-            method="GET" if scope["method"] == "HEAD" else scope["method"],
-            target=f"{path}?{query}" if query else path,
+            method="GET" if head.method == "HEAD" else head.method,
+            target=f"{path}?{head.query}" if head.query else path,
             headers=(
-                *towards_engine(scope["headers"], self._identification.trusted_header),
-                (INTERNAL_TOKEN_HEADER, self._config.internal_token),
-                (CLASS_HEADER, arrival.request_class.value),
-                (TENANT_HEADER, arrival.tenant),
-                (USAGE_HEADER, "1"),
-                (REQUEST_ID_HEADER, arrival.names.unique),
+                *towards_engine(head.headers, self._identification.trusted_header),
+                *((name.encode(), value.encode()) for name, value in own),
             ),
             body=body,
             demand=self._upstream.demand(
@@ -230,53 +209,3 @@ class Proxy:
             received_s=time.monotonic(),
             on_sent=meter.sent,
         )
-
-    async def _relay(self, call: Call, reply: Reply, clock: TokenClock, meter: Meter) -> None:
-        async with self._upstream.exchange(call) as answer:
-            reply.replica = answer.replica.name
-            is_stream = answer.response.content_type == "text/event-stream"
-            meter.answered(is_stream=is_stream)
-            try:
-                if is_stream:
-                    call.body.drop()
-                    await _relay_events(answer.response, reply, clock, meter)
-                else:
-                    await _relay_whole(answer.response, reply, meter)
-            except BrokenOff:
-                self._metrics.upstream_failures.labels("in_answer").inc()
-                raise
-
-
-async def _relay_events(
-    response: aiohttp.ClientResponse, reply: Reply, clock: TokenClock, meter: Meter
-) -> None:
-    """Read on only when the client took what came before: `reply.write` waits for it."""
-    headers = [*towards_client(response.raw_headers), *meter.headers]
-    await reply.start_stream(response.status, headers)
-    splitter = EventSplitter()
-    while chunk := await _read_some(response):
-        events, num_tokens = meter.pass_events(splitter.feed(chunk))
-        if events:
-            clock.tokens(num_tokens, time.monotonic())
-            await reply.write(events)
-    await reply.finish(splitter.rest())
-
-
-async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, meter: Meter) -> None:
-    body = bytearray()
-    while chunk := await _read_some(response):
-        body += chunk
-        if len(body) > LONGEST_WHOLE_ANSWER_BYTES:
-            raise AnswerTooLarge(LONGEST_WHOLE_ANSWER_BYTES)
-    meter.read_whole(response.status, body)
-    headers = [*towards_client(response.raw_headers), *meter.headers]
-    await reply.whole(response.status, headers, bytes(body))
-
-
-async def _read_some(response: aiohttp.ClientResponse) -> bytes:
-    """What has come, at least one byte; empty at the end of an answer that is complete."""
-    try:
-        return await response.content.readany()
-    except UPSTREAM_ERRORS as error:
-        logger.warning("a replica failed in its answer: %r", error)
-        raise BrokenOff from error

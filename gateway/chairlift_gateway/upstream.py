@@ -1,4 +1,4 @@
-"""From a request to the head of a replica's answer: route, hold, retry once before the first byte.
+"""From a request to a replica's answer: route, hold, retry once before the first byte.
 
 It knows no client connection: who leaves is cancelled from outside, and a cancelled exchange closes
 its upstream connection, which is how an engine learns of it. `proxy` calls it.
@@ -7,22 +7,21 @@ its upstream connection, which is how an engine learns of it. `proxy` calls it.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
-
-import aiohttp
 
 from chairlift_gateway import estimate
 from chairlift_gateway.body_memory import HeldBody
 from chairlift_gateway.choice import Demand, Replica
 from chairlift_gateway.endpoints import EndpointSource
+from chairlift_gateway.engine_http import AnswerHead, EngineConnection, EngineFailed, Sink
+from chairlift_gateway.engine_pool import CONNECT_TIMEOUT_S, EnginePool, EngineRequest
+from chairlift_gateway.headers import RawHeader, find
 from chairlift_gateway.holding import HoldFull, Holding
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.openai_errors import BrokenOff, not_ready, unreachable
@@ -31,21 +30,19 @@ from chairlift_gateway.routing import LOOK_AGAIN_S, Router, Ticket
 from chairlift_protocol.load import Load
 from chairlift_protocol.wire import LOAD_HEADER, LOAD_PATH, WAITED_MS_HEADER, RequestClass
 
-# What a replica's failure looks like from here; a client that leaves is a cancellation instead.
-UPSTREAM_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
-CONNECT_TIMEOUT_S: Final = 3.0
-# Below the 5 s after which a stock uvicorn server closes an idle connection (our engine: 75 s), so
-# that a request does not meet one that is just being closed.
-KEEPALIVE_S: Final = 3.0
 # With no other replica, a second try waits this long for the list to change.
 SECOND_TRY_PAUSE_S: Final = 1.0
 # What an engine that is broken answers; one that is busy says 503, which is no failure.
 BROKEN_STATUSES: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_GATEWAY)
 PROBE_PAUSE_S: Final = 0.5
-# Read from a replica ahead of the client: two of these, then the replica's socket is left full.
-READ_AHEAD_BYTES: Final = 64 * 1024
+# Of a page that only its headers are wanted of.
+MAX_LOAD_PAGE_BYTES: Final = 64 * 1024
 
-_AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_LOAD_HEADER: Final = LOAD_HEADER.encode()
+_WAITED_MS_HEADER: Final = WAITED_MS_HEADER.encode()
+
+# Begins a replica's answer; what takes the rest of it.
+Relay = Callable[[AnswerHead, Replica, EngineConnection], Sink]
 
 logger = logging.getLogger("chairlift_gateway.upstream")
 
@@ -59,46 +56,18 @@ class Call:
 
     method: str
     target: str
-    headers: Sequence[tuple[str, str]]
+    headers: Sequence[RawHeader]
     body: HeldBody
     demand: Demand
     received_s: float
     on_sent: Callable[[str], None]
 
 
-class _Sendable(io.BytesIO):
-    def getbuffer(self) -> memoryview:
-        """aiohttp asks for it to know the length; one that can be written to would be a copy."""
-        return memoryview(self.getvalue())
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    ticket: Ticket
-    response: aiohttp.ClientResponse
-
-    @property
-    def replica(self) -> Replica:
-        return self.ticket.replica
-
-
-def open_session() -> aiohttp.ClientSession:
-    """No limit on connections and none on an answer's duration: a stream may last for hours."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_AUTO_HEADERS,
-        auto_decompress=False,
-        read_bufsize=READ_AHEAD_BYTES,
-    )
-
-
 class Upstream:
     def __init__(
         self,
         source: EndpointSource,
-        session: aiohttp.ClientSession,
+        engines: EnginePool,
         metrics: GatewayMetrics,
         *,
         hold_s: Mapping[RequestClass, float],
@@ -107,7 +76,7 @@ class Upstream:
     ) -> None:
         self.router = Router(max_unstated)
         self._source = source
-        self._session = session
+        self._engines = engines
         self._metrics = metrics
         self._hold_s = hold_s
         self._asked_at_s = float("-inf")
@@ -147,69 +116,63 @@ class Upstream:
             is_whole=not estimate.is_stream(body),
         )
 
-    @asynccontextmanager
-    async def exchange(self, call: Call) -> AsyncIterator[Answer]:
-        """The answer's head, its body still to be read. Raise Refusal when there is none."""
-        answer = await self._respond(call)
-        try:
-            yield answer
-        except BrokenOff:
-            self.router.failed(answer.replica, time.monotonic())
-            raise
-        else:
-            if answer.response.status not in BROKEN_STATUSES:
-                self.router.succeeded(answer.replica)
-        finally:
-            # A response read to its end has given its connection back; any other one is cut.
-            answer.response.close()
-            self._end(answer.ticket)
-
-    async def _respond(self, call: Call) -> Answer:
+    async def exchange(self, call: Call, relay: Relay) -> None:
+        """Return once the answer was relayed to its end. Raise Refusal where there is none, or not
+        all of one, and whatever `relay` and its sink raise."""
         failed: Replica | None = None
         while True:
             replica = await self._route(call, failed)
-            answer = await self._try(call, replica, may_retry=failed is None)
-            if answer is not None:
-                return answer
+            if await self._try(call, replica, relay, may_retry=failed is None):
+                return
             if failed is not None:
                 raise unreachable()
             failed = replica
 
-    async def _try(self, call: Call, replica: Replica, *, may_retry: bool) -> Answer | None:
-        """None when the replica failed before its first byte, or refused what another may take."""
+    async def _try(self, call: Call, replica: Replica, relay: Relay, *, may_retry: bool) -> bool:
+        """False when it failed before its first byte, or refused what another may take."""
         ticket = self.router.begin(replica, call.demand)
-        answer = None
+        taken: AnswerHead | None = None
+
+        def take(head: AnswerHead, connection: EngineConnection) -> Sink | None:
+            nonlocal taken
+            self._take_head(ticket, head)
+            if may_retry and self._goes_elsewhere(head, replica, call.demand):
+                return None
+            taken = head
+            return relay(head, replica, connection)
+
         try:
-            response = await self._send(call, replica)
-            self._take_head(ticket, response)
-            if may_retry and self._goes_elsewhere(response, replica, call.demand):
-                response.close()
-            else:
-                answer = Answer(ticket, response)
-        except UPSTREAM_ERRORS as error:
-            logger.warning("replica %s failed before its answer: %r", replica.name, error)
-            self._metrics.upstream_failures.labels("before_answer").inc()
-            self.router.failed(replica, time.monotonic())
+            call.on_sent(replica.url)
+            await self._engines.ask(replica.url, _request(call), take)
+        except EngineFailed as error:
+            self._failed(replica, error, is_in_answer=taken is not None)
+            if taken is not None:
+                raise BrokenOff from error
         finally:
-            if answer is None:
-                self._end(ticket)
-        return answer
+            self._end(ticket)
+        if taken is not None and taken.status not in BROKEN_STATUSES:
+            self.router.succeeded(replica)
+        return taken is not None
+
+    def _failed(self, replica: Replica, error: EngineFailed, *, is_in_answer: bool) -> None:
+        where = "in" if is_in_answer else "before"
+        logger.warning("replica %s failed %s its answer: %s", replica.name, where, error)
+        self._metrics.upstream_failures.labels(f"{where}_answer").inc()
+        self.router.failed(replica, time.monotonic())
 
     def _end(self, ticket: Ticket) -> None:
         if self.router.end(ticket):
             self._holding.release()
 
-    def _take_head(self, ticket: Ticket, response: aiohttp.ClientResponse) -> None:
+    def _take_head(self, ticket: Ticket, head: AnswerHead) -> None:
         self.router.begun(ticket)
-        self._learn(ticket.replica, response)
-        if response.status in BROKEN_STATUSES:
+        self._learn(ticket.replica, head)
+        if head.status in BROKEN_STATUSES:
             self.router.failed(ticket.replica, time.monotonic())
 
-    def _goes_elsewhere(
-        self, response: aiohttp.ClientResponse, replica: Replica, demand: Demand
-    ) -> bool:
+    def _goes_elsewhere(self, head: AnswerHead, replica: Replica, demand: Demand) -> bool:
         """A lone busy replica's refusal is an answer; a draining one will have a successor."""
-        if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+        if head.status != HTTPStatus.SERVICE_UNAVAILABLE:
             return False
         now_s = time.monotonic()
         is_leaving = self.router.is_draining(replica, now_s)
@@ -250,14 +213,16 @@ class Upstream:
 
     async def _ask_load(self, replica: Replica) -> bool:
         """Whether it answers; also one that does not know of loads may."""
-        timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
         try:
-            async with self._session.get(replica.url + LOAD_PATH, timeout=timeout) as response:
-                self._learn(replica, response)
-                return response.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        except UPSTREAM_ERRORS as error:
-            logger.debug("replica %s does not state its load: %r", replica.name, error)
+            answer = await self._engines.fetch(
+                replica.url, EngineRequest("GET", LOAD_PATH),
+                within_s=CONNECT_TIMEOUT_S, max_bytes=MAX_LOAD_PAGE_BYTES,
+            )  # fmt: skip
+        except EngineFailed as error:
+            logger.debug("replica %s does not state its load: %s", replica.name, error)
             return False
+        self._learn(replica, answer.head)
+        return answer.head.status < HTTPStatus.INTERNAL_SERVER_ERROR
 
     async def _hold(self, call: Call, at_most_s: float) -> bool:
         """Wait for the list of replicas to change, inside the request's own hold time."""
@@ -271,19 +236,8 @@ class Upstream:
                 "No engine replica is ready and as many requests wait as may; please try again."
             ) from None
 
-    async def _send(self, call: Call, replica: Replica) -> aiohttp.ClientResponse:
-        call.on_sent(replica.url)
-        waited_ms = max(0, round((time.monotonic() - call.received_s) * 1000))
-        return await self._session.request(
-            call.method,
-            replica.url + call.target,
-            headers=[*call.headers, (WAITED_MS_HEADER, str(waited_ms))],
-            data=_Sendable(call.body.raw) if call.body.raw else None,
-            allow_redirects=False,
-        )
-
-    def _learn(self, replica: Replica, response: aiohttp.ClientResponse) -> None:
-        header = response.headers.get(LOAD_HEADER)
+    def _learn(self, replica: Replica, head: AnswerHead) -> None:
+        header = find(head.headers, _LOAD_HEADER)
         if header is None:
             return
         try:
@@ -292,3 +246,9 @@ class Upstream:
             logger.debug("replica %s stated a load that cannot be read: %r", replica.name, header)
             return
         self.router.learn(replica, load, time.monotonic())
+
+
+def _request(call: Call) -> EngineRequest:
+    waited_ms = max(0, round((time.monotonic() - call.received_s) * 1000))
+    waited = (_WAITED_MS_HEADER, str(waited_ms).encode())
+    return EngineRequest(call.method, call.target, (*call.headers, waited), call.body.raw)

@@ -8,21 +8,20 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import FileEndpoints
-from chairlift_gateway.front_door import FrontDoor
+from chairlift_gateway.server import Server
 from chairlift_protocol.load import Load
 from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, LOAD_HEADER, LOAD_PATH, USAGE_PATH
 
@@ -159,26 +158,15 @@ class RunningGateway:
             assert time.monotonic() < deadline_s, f"{key} is {seen}, not {expected}"
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 @contextlib.asynccontextmanager
 async def _served(gateway: Gateway) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        gateway, http=FrontDoor, lifespan="off", log_config=None, access_log=False,
-        server_header=False,
-    )  # fmt: skip
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server = Server(gateway.serve)
+    await server.listen(listener)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
-        await serving
+        await server.close(within_s=5)
 
 
 @pytest.fixture

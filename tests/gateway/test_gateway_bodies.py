@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from chairlift_gateway import client_side
+from chairlift_gateway import client_request
 from chairlift_gateway.body_memory import MAX_HELD_BYTES, BodyMemory, HeldBody
 from chairlift_gateway.openai_errors import Refusal
 
@@ -134,7 +134,7 @@ async def test_what_is_only_announced_holds_nothing(start_engine: Any, start_gat
 async def test_a_body_of_which_nothing_more_comes_is_refused_and_holds_nothing(
     start_engine: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_side, "LONGEST_PAUSE_S", 0.5)
+    monkeypatch.setattr(client_request, "LONGEST_PAUSE_S", 0.5)
     engine = await start_engine()
     gateway = await start_gateway(engine, max_body_bytes=LARGE)
 

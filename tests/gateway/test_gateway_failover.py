@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from chairlift_gateway import proxy, upstream
+from chairlift_gateway import engine_pool, relay
 from chairlift_protocol.load import Load
 from chairlift_protocol.wire import LOAD_HEADER, WAITED_MS_HEADER
 
@@ -235,7 +235,7 @@ def test_an_idle_connection_is_given_up_before_an_engine_closes_it() -> None:
     import uvicorn
 
     engine_default_s = uvicorn.Config("unused:app").timeout_keep_alive
-    assert upstream.KEEPALIVE_S < engine_default_s
+    assert engine_pool.KEEPALIVE_S < engine_default_s
 
 
 async def test_a_replica_that_accepts_but_hangs_up_is_not_confused_with_a_client_that_leaves(
@@ -263,7 +263,7 @@ async def test_an_answer_larger_than_the_gateway_holds_is_no_failure_of_its_repl
     async def large(request: web.Request) -> web.StreamResponse:
         return web.json_response({"prompt": "x" * 2000})
 
-    monkeypatch.setattr(proxy, "LONGEST_WHOLE_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(relay, "LONGEST_WHOLE_ANSWER_BYTES", 1000)
     engines = [await start_engine(large, name=name) for name in ("r0", "r1")]
     gateway = await start_gateway(*engines)
     async with gateway.post(path) as answer:

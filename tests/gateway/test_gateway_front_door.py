@@ -10,17 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 from aiohttp import web
-from uvicorn.server import ServerState
 
 from chairlift_gateway import front_door
+from chairlift_gateway.client_request import ClientRequest
 from chairlift_gateway.front_door import (
     MAX_DROPPED_BYTES,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
-    FrontDoor,
 )
+from chairlift_gateway.server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -276,19 +275,15 @@ async def test_a_client_that_sends_all_before_it_reads_still_gets_its_refusal(
 async def refusing() -> AsyncIterator[SimpleNamespace]:
     """A server that refuses all, and closes a connection that is idle for a second."""
 
-    async def refuse(scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-length", b"2")]
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": b"no"})
+    async def refuse(request: ClientRequest) -> None:
+        request.respond(401, [], b"no")
 
-    config = uvicorn.Config(refuse, lifespan="off", log_config=None, timeout_keep_alive=1)
-    state = ServerState()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: FrontDoor(config=config, server_state=state, app_state={}), "127.0.0.1", 0
-    )
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield SimpleNamespace(url=url, connections=state.connections)
-    server.close()
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(refuse, keepalive_s=1)
+    await server.listen(listener)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield SimpleNamespace(url=url, server=server)
+    await server.close(within_s=5)
 
 
 async def test_a_connection_that_is_idle_after_a_refused_body_is_closed(
@@ -309,7 +304,7 @@ async def test_a_client_that_does_not_hang_up_after_its_refusal_is_cut_off_in_ti
     await connection.send(JUNK[0])
     assert (await connection.answer())[0].startswith(b"HTTP/1.1 400")
     assert await connection.rest() == b""
-    await until(lambda: not refusing.connections)
+    await until(lambda: refusing.server.num_connections == 0)
 
 
 async def test_what_was_dropped_of_one_request_does_not_count_for_the_next(

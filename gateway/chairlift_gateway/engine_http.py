@@ -1,0 +1,215 @@
+"""One HTTP/1.1 connection to an engine, in callbacks: what came is handed on in the pass of the
+event loop in which it was read, without a task to be woken for it.
+
+It knows no replicas and no clients. `engine_pool` opens and keeps connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import httptools
+
+from chairlift_gateway.headers import RawHeader, find
+
+# Status line and headers.
+MAX_HEAD_BYTES: Final = 64 * 1024
+# A long body is given to the socket in pieces, so that it is not held a second time.
+PIECE_BYTES: Final = 256 * 1024
+
+
+class EngineFailed(OSError):
+    """A replica gave no answer, or not all of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """Names of headers are lower case."""
+
+    status: int
+    headers: list[RawHeader]
+
+    @property
+    def is_event_stream(self) -> bool:
+        kind = find(self.headers, b"content-type") or b""
+        return kind.partition(b";")[0].strip().lower() == b"text/event-stream"
+
+
+# Takes what has come of an answer's body, and whether that was the end of it.
+Sink = Callable[[bytes, bool], None]
+# Takes an answer's head; None where its body is not wanted.
+HeadTaker = Callable[[AnswerHead, "EngineConnection"], Sink | None]
+
+
+class EngineConnection(asyncio.Protocol):
+    """One exchange at a time. Whatever its `HeadTaker` or `Sink` raises ends that, and the
+    connection."""
+
+    idle_since_s = 0.0
+    _transport: asyncio.Transport
+
+    def __init__(self, on_lost: Callable[[EngineConnection], None]) -> None:
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._outcome: asyncio.Future[None] | None = None
+        self._on_head: HeadTaker | None = None
+        self._sink: Sink | None = None
+        self._unsent = memoryview(b"")
+        self._is_write_paused = False
+        self._is_closed = False
+        self._begin_answer()
+
+    def _begin_answer(self) -> None:
+        self._headers: list[RawHeader] = []
+        self._parts: list[bytes] = []
+        self._num_head_bytes = self._status = 0
+        self._has_head = self._is_complete = self._keeps_alive = False
+
+    @property
+    def is_reusable(self) -> bool:
+        return self._outcome is None and not self._is_closed
+
+    def ask(self, head: bytes, body: bytes, on_head: HeadTaker) -> asyncio.Future[None]:
+        """Done once the answer has ended or is not wanted; it may hold EngineFailed, or what was
+        raised by those that took it."""
+        self._begin_answer()
+        self._on_head = on_head
+        self._outcome = outcome = self._loop.create_future()
+        if len(body) <= PIECE_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._unsent = memoryview(body)
+            self._send_pieces()
+        return outcome
+
+    def pause(self) -> None:
+        """Read nothing more until resumed."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        """At once; an engine ends what it does for a connection that is closed."""
+        self._is_closed = True
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def eof_received(self) -> None:
+        self._is_closed = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_closed = True
+        self._unsent = memoryview(b"")
+        if self._outcome is not None and not self._outcome.done():
+            if exc is None and self._ends_with_the_connection():
+                self._is_complete = True
+                self._hand_on()
+            else:
+                self._fail(EngineFailed(f"it closed the connection ({exc or 'in good order'})"))
+        self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._send_pieces()
+
+    def _send_pieces(self) -> None:
+        while self._unsent and not self._is_write_paused:
+            piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            self._transport.write(piece)
+
+    def data_received(self, data: bytes) -> None:
+        if self._outcome is None or self._outcome.done():
+            self.close()  # nothing was asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            reason = error.__context__ or error
+            self._fail(EngineFailed(f"its answer is no HTTP/1.1: {reason!r}"))
+            return
+        if not self._has_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._fail(EngineFailed("its answer's head is too long"))
+            return
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        try:
+            if self._on_head is not None:
+                head = AnswerHead(self._status, self._headers)
+                take, self._on_head = self._on_head, None
+                self._sink = take(head, self)
+                if self._sink is None:
+                    self._settle()
+                    self.close()
+                    return
+            assert self._sink is not None
+            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            self._sink(data, self._is_complete)
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._is_complete:
+            self._settle()
+            if not self._keeps_alive:
+                self.close()
+
+    def _ends_with_the_connection(self) -> bool:
+        """RFC 9112, 6.3: an answer that states no length, of which a good end is all there is."""
+        is_framed = find(self._headers, b"content-length") or find(
+            self._headers, b"transfer-encoding"
+        )
+        return self._has_head and is_framed is None
+
+    def _settle(self) -> None:
+        outcome, self._outcome = self._outcome, None
+        self._sink = None
+        if outcome is not None and not outcome.done():
+            outcome.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        outcome, self._outcome = self._outcome, None
+        self._sink = None
+        if outcome is not None and not outcome.done():
+            outcome.set_exception(error)
+        self.close()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise EngineFailed("it answers more than it was asked")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:  # else it is a trailer
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        if self._status < HTTPStatus.OK:
+            self._headers = []  # an interim answer, which the true one follows
+        else:
+            self._has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self._is_complete = True
+            self._keeps_alive = self._parser.should_keep_alive()
