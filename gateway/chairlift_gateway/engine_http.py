@@ -15,11 +15,14 @@ from typing import Final
 import httptools
 
 from chairlift_gateway.headers import RawHeader, find
+from chairlift_gateway.turns import Turns
 
 # Status line and headers.
 MAX_HEAD_BYTES: Final = 64 * 1024
 # A long body is given to the socket in pieces, so that it is not held a second time.
 PIECE_BYTES: Final = 256 * 1024
+# What waits for its turn of one answer; more is passed on at once.
+MAX_LATER_BYTES: Final = 64 * 1024
 
 
 class EngineFailed(OSError):
@@ -52,8 +55,10 @@ class EngineConnection(asyncio.Protocol):
     idle_since_s = 0.0
     _transport: asyncio.Transport
 
-    def __init__(self, on_lost: Callable[[EngineConnection], None]) -> None:
+    def __init__(self, on_lost: Callable[[EngineConnection], None], turns: Turns) -> None:
         self._on_lost = on_lost
+        self._turns = turns
+        self._later = bytearray()
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._outcome: asyncio.Future[None] | None = None
@@ -110,6 +115,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
         self._unsent = memoryview(b"")
+        self._parse_later()
         if self._outcome is not None and not self._outcome.done():
             if exc is None and self._ends_with_the_connection():
                 self._is_complete = True
@@ -131,9 +137,24 @@ class EngineConnection(asyncio.Protocol):
             self._transport.write(piece)
 
     def data_received(self, data: bytes) -> None:
+        """A head is what a client waits for; what follows it takes its turn."""
         if self._outcome is None or self._outcome.done():
             self.close()  # nothing was asked
-            return
+        elif self._sink is None:
+            self._parse(data)
+        else:
+            if not self._later:
+                self._turns.take(self._parse_later)
+            self._later += data
+            if len(self._later) > MAX_LATER_BYTES:
+                self._parse_later()
+
+    def _parse_later(self) -> None:
+        data, self._later = bytes(self._later), bytearray()
+        if data and self._outcome is not None and not self._outcome.done():
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

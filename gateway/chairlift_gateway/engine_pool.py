@@ -21,6 +21,7 @@ from chairlift_gateway.engine_http import (
     Sink,
 )
 from chairlift_gateway.headers import RawHeader, written_head
+from chairlift_gateway.turns import Turns
 
 CONNECT_TIMEOUT_S: Final = 3.0
 # Below the 5 s after which a stock uvicorn server closes an idle connection (our engine: 75 s), so
@@ -55,6 +56,7 @@ class _Address:
 class EnginePool:
     def __init__(self) -> None:
         self._idle: defaultdict[str, list[EngineConnection]] = defaultdict(list)
+        self._turns = Turns()
         self._sweeping: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -102,7 +104,7 @@ class EnginePool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: EngineConnection(lambda lost: self._forget(url, lost)),
+                    lambda: EngineConnection(lambda lost: self._forget(url, lost), self._turns),
                     address.host,
                     address.port,
                 )

@@ -20,7 +20,7 @@ from chairlift_engine.server.engine_server import EngineServer, LoadedModel, Ser
 from chairlift_engine.simulator import SimulatorRunner
 from chairlift_engine.simulator_profile import Profile
 from chairlift_engine.tokenizer import ByteTokenizer
-from chairlift_gateway import estimate, metering, proxy
+from chairlift_gateway import estimate, metering, relay
 from chairlift_gateway.metrics import GatewayMetrics
 from chairlift_gateway.quota import leases, upkeep
 from chairlift_protocol.wire import REQUEST_ID_HEADER
@@ -407,7 +407,7 @@ async def test_counting_tokens_holds_a_place_and_its_engine_is_never_asked_about
 async def test_an_answer_larger_than_the_gateway_holds_is_charged_what_the_engine_made(
     real_engine: RealEngine, metered: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy, "LONGEST_WHOLE_ANSWER_BYTES", 100)
+    monkeypatch.setattr(relay, "LONGEST_WHOLE_ANSWER_BYTES", 100)
     gateway, pool = await metered(real_engine)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 50, "ignore_eos": True}
     async with gateway.post(data=json.dumps(body).encode()) as answer:
