@@ -189,7 +189,8 @@ class ClientRequest:
 
     def _expect_more(self) -> None:
         self._line.resume_reading()
-        if find(self.head.headers, b"expect") is not None and self.head.http_version != "1.0":
+        expected = find(self.head.headers, b"expect") or b""
+        if expected.lower() == b"100-continue" and self.head.http_version != "1.0":
             self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._last_part_s = asyncio.get_running_loop().time()
         self._end_pause()

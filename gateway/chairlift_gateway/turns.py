@@ -29,7 +29,9 @@ class Turns:
 
     def _run_some(self) -> None:
         num_waiting = len(self._waiting)
-        for _ in range(min(num_waiting, max(FEWEST, num_waiting // SHARE))):
-            self._waiting.popleft()()
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._run_some)
+        try:
+            for _ in range(min(num_waiting, max(FEWEST, num_waiting // SHARE))):
+                self._waiting.popleft()()
+        finally:  # one that fails takes no other's turn
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._run_some)
