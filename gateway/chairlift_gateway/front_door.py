@@ -13,14 +13,18 @@ import logging
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Coroutine
-from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 
 from chairlift_gateway.client_request import ClientRequest, RequestHead
 from chairlift_gateway.headers import RawHeader
-from chairlift_gateway.openai_errors import Refusal
+from chairlift_gateway.openai_errors import (
+    Refusal,
+    head_too_large,
+    not_http,
+    too_many_at_once,
+)
 
 # Request line and headers; that of others is 8 to 64 KiB.
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -108,10 +112,10 @@ class FrontDoor(asyncio.Protocol):
             return
         except httptools.HttpParserError as error:
             reason = error.__context__
-            self._refuse(reason if isinstance(reason, Refusal) else _not_http())
+            self._refuse(reason if isinstance(reason, Refusal) else not_http())
             return
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_head_too_large())
+            self._refuse(head_too_large(MAX_HEAD_BYTES))
         elif self._answering is None:
             self._idle_since_s = self._loop.time()
 
@@ -130,7 +134,7 @@ class FrontDoor(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._num_head_bytes = 0
         if len(self._url) + sum(len(n) + len(v) for n, v in self._headers) > MAX_HEAD_BYTES:
-            raise _head_too_large()
+            raise head_too_large(MAX_HEAD_BYTES)
         if self._parser.should_upgrade():
             return  # The parser stops here.
         request = self._request()
@@ -141,7 +145,7 @@ class FrontDoor(asyncio.Protocol):
         elif len(self._waiting) < MAX_PIPELINED:
             self._waiting.append(request)
         else:
-            raise _too_many_at_once()
+            raise too_many_at_once(MAX_PIPELINED)
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
@@ -252,7 +256,7 @@ class FrontDoor(asyncio.Protocol):
         to a new one without it."""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self._refuse(_not_http())
+            self._refuse(not_http())
             return
         version = self._parser.get_http_version().encode()
         head = [method, b" ", self._url, b" HTTP/", version, b"\r\n"]
@@ -284,26 +288,3 @@ class FrontDoor(asyncio.Protocol):
         self._num_dropped_bytes += num_bytes
         if self._num_dropped_bytes > MAX_DROPPED_BYTES:
             self._transport.close()
-
-
-def _head_too_large() -> Refusal:
-    return Refusal(
-        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-        "headers_too_large",
-        f"Request line and headers are longer than the {MAX_HEAD_BYTES} bytes that this gateway "
-        "takes.",
-    )
-
-
-def _not_http() -> Refusal:
-    return Refusal(
-        HTTPStatus.BAD_REQUEST, "invalid_http", "What was sent is no request of HTTP/1.1."
-    )
-
-
-def _too_many_at_once() -> Refusal:
-    return Refusal(
-        HTTPStatus.BAD_REQUEST,
-        "too_many_pipelined",
-        f"More than {MAX_PIPELINED} requests wait on this connection.",
-    )

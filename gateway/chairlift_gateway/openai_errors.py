@@ -1,6 +1,6 @@
 """Refusals in the shape that OpenAI's clients understand: a response, or a stream's last event.
 
-It knows no HTTP server. `proxy`, `upstream` and `app` raise and render them.
+It knows no sockets. `front_door`, `proxy`, `upstream` and `app` raise and render them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,29 @@ class Refusal(Exception):
         if self.retry_after_s is not None:
             body_headers.append((b"retry-after", str(self.retry_after_s).encode()))
         return body_headers
+
+
+def not_http() -> Refusal:
+    return Refusal(
+        HTTPStatus.BAD_REQUEST, "invalid_http", "What was sent is no request of HTTP/1.1."
+    )
+
+
+def head_too_large(limit_bytes: int) -> Refusal:
+    return Refusal(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "headers_too_large",
+        f"Request line and headers are longer than the {limit_bytes} bytes that this gateway "
+        "takes.",
+    )
+
+
+def too_many_at_once(num_most: int) -> Refusal:
+    return Refusal(
+        HTTPStatus.BAD_REQUEST,
+        "too_many_pipelined",
+        f"More than {num_most} requests wait on this connection.",
+    )
 
 
 def unauthorized(why: str) -> Refusal:
