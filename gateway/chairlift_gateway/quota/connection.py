@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,6 @@ from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from chairlift_gateway.quota.patience import Patience
@@ -81,7 +80,7 @@ class _FileCredentials(CredentialProvider):
 
 class PatientConnection(Connection):
     """Each read and write has TIMEOUT_S; the client's own timeouts also count what the event loop
-    was busy with."""
+    was busy with. `wire` takes over what it has connected."""
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
         async with Patience(TIMEOUT_S):
@@ -91,18 +90,12 @@ class PatientConnection(Connection):
         async with Patience(TIMEOUT_S):
             return await super().read_response(*args, **kwargs)
 
-    async def exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send all and read as many replies, in TIMEOUT_S together; one that is an error stands in
-        its place."""
-        async with Patience(TIMEOUT_S):
-            await super().send_packed_command(self.pack_commands(commands))
-            return [await self._reply() for _ in commands]
-
-    async def _reply(self) -> Any:
-        try:
-            return await super().read_response()
-        except ResponseError as error:
-            return error
+    def hand_over(self) -> asyncio.StreamWriter:
+        """What was connected, of which this object then knows nothing any more."""
+        writer = self._writer
+        assert writer is not None
+        self._reader = self._writer = None
+        return writer
 
 
 class _PatientTlsConnection(PatientConnection, SSLConnection):

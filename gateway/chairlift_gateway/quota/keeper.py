@@ -19,7 +19,7 @@ from chairlift_gateway.quota.connection import TIMEOUT_S
 from chairlift_gateway.quota.law import REFUSALS, Outcome, Progress, Status
 from chairlift_gateway.quota.leases import LEASE_MS, Lease, Leases, Settlement
 from chairlift_gateway.quota.local_law import UNLEARNT, LocalLaw, share_of
-from chairlift_gateway.quota.patience import Patience
+from chairlift_gateway.quota.patience import Deadline
 from chairlift_gateway.quota.store import RedisFailure, Store
 from chairlift_protocol.quota import Limits, LimitsError, default_holder, holder_of
 from chairlift_protocol.wire import RequestClass
@@ -160,16 +160,18 @@ class Keeper:
             lease.holder, lease.fallback, "reserve", lease.request_id, lease.charge, LEASE_MS
         )
         lease.num_unanswered += 1
+        deadline = Deadline(TIMEOUT_S, partial(call.fail, "no answer in time"))
         try:
-            async with Patience(TIMEOUT_S):
-                outcome, text = await call.future
-        except (TimeoutError, RedisFailure):
+            outcome, text = await call.future
+        except RedisFailure:
             lease.num_unanswered -= not call.is_sent
             return None
         except asyncio.CancelledError:
             self.leases.add(lease)
             self.settle(lease, 0)
             raise
+        finally:
+            deadline.cancel()
         if outcome.status is Status.UNKNOWN:
             lease.num_unanswered -= 1
             if outcome.number:

@@ -144,7 +144,7 @@ def gateway_on(stack: AsyncExitStack) -> Callable[..., Awaitable[Keeper]]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes longer than a request would wait: not what these tests are about."""
-    for module in ("connection", "keeper", "upkeep"):
+    for module in ("connection", "keeper", "upkeep", "wire"):
         monkeypatch.setattr(f"chairlift_gateway.quota.{module}.TIMEOUT_S", 5.0)
 
 

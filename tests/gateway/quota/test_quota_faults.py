@@ -175,6 +175,15 @@ async def test_a_gateway_that_is_busy_does_not_take_redis_for_away(
     assert not keeper.breaker.is_open
 
 
+async def test_a_gateway_that_is_busy_waits_for_a_connection_that_has_to_be_made_anew(
+    start_redis: Any, pool_in: Any, gateway_on: Any, busy: None
+) -> None:
+    server = start_redis()
+    keeper = await gateway_on(RedisAddress(server.url), pool_in(server), OnRedisFailure.DENY)
+    keeper.store._wire.eof_received()
+    assert type(await keeper.reserve("acme", CHAT, "r1", 1)) is Grant
+
+
 async def test_a_gateway_that_is_busy_finds_out_that_redis_is_away(
     start_redis: Any, pool_in: Any, gateway_on: Any, busy: None
 ) -> None:

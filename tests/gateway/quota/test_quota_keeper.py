@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chairlift_gateway.quota import connection, upkeep
+from chairlift_gateway.quota import connection, upkeep, wire
 from chairlift_gateway.quota import keeper as keeper_module
 from chairlift_gateway.quota.connection import NEEDED_RIGHTS, RedisAddress, RedisUrlError
 from chairlift_gateway.quota.keeper import OnRedisFailure, QuotaExceeded
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis behaves here, and a busy machine is no outage."""
-    for module in (keeper_module, connection):
+    for module in (keeper_module, connection, wire):
         monkeypatch.setattr(module, "TIMEOUT_S", 5.0)
 
 
