@@ -110,7 +110,8 @@ class EngineConnection(asyncio.Protocol):
         self._transport = transport
 
     def eof_received(self) -> None:
-        self._is_closed = True
+        """Nothing more is sent either: an engine may read no more, and would be waited for."""
+        self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
@@ -129,10 +130,11 @@ class EngineConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
-        self._send_pieces()
+        # Of a write that fails in this callback, asyncio ends the transport twice.
+        self._loop.call_soon(self._send_pieces)
 
     def _send_pieces(self) -> None:
-        while self._unsent and not self._is_write_paused:
+        while self._unsent and not (self._is_write_paused or self._transport.is_closing()):
             piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
             self._transport.write(piece)
 
@@ -186,8 +188,9 @@ class EngineConnection(asyncio.Protocol):
             self._fail(error)
             return
         if self._is_complete:
+            is_sent = not self._unsent and not self._transport.get_write_buffer_size()
             self._settle()
-            if not self._keeps_alive:
+            if not (self._keeps_alive and is_sent):
                 self.close()
 
     def _ends_with_the_connection(self) -> bool:
@@ -200,6 +203,7 @@ class EngineConnection(asyncio.Protocol):
     def _settle(self) -> None:
         outcome, self._outcome = self._outcome, None
         self._sink = None
+        self.resume()  # whoever paused it has nothing more to resume
         if outcome is not None and not outcome.done():
             outcome.set_result(None)
 

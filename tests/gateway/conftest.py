@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -117,6 +118,110 @@ async def start_engine() -> AsyncIterator[Callable[..., Awaitable[FakeEngine]]]:
         yield start
 
 
+def _reset(writer: asyncio.StreamWriter) -> None:
+    told = writer.get_extra_info("socket")
+    told.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+class EngineSide:
+    """An engine's end of one connection, in raw bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self._writer = writer
+
+    async def request(self) -> bytes:
+        """The next one as it came, with its body; raise IncompleteReadError where none comes."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        _, _, behind = head.partition(b"content-length: ")
+        return head + await self.reader.readexactly(int(behind.partition(b"\r")[0] or b"0"))
+
+    async def say(self, *pieces: bytes) -> None:
+        """Each in a packet of its own."""
+        for piece in pieces:
+            self._writer.write(piece)
+            await self._writer.drain()
+            for _ in range(2):  # passes of the event loop: in the second one it is read
+                await asyncio.sleep(0)
+
+    async def hung_up(self) -> None:
+        """Until the gateway has closed it."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+    def send(self, data: bytes) -> None:
+        """Without a pass of the event loop until what is done next."""
+        self._writer.write(data)
+
+    def say_no_more(self) -> None:
+        self._writer.write_eof()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def reset(self) -> None:
+        _reset(self._writer)
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+Script = Callable[[EngineSide], Awaitable[None]]
+
+
+@dataclass
+class ScriptedEngine:
+    """connections: each was closed by it where its script has ended."""
+
+    script: Script
+    name: str
+    url: str = ""
+    connections: list[EngineSide] = field(default_factory=list)
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(EngineSide(reader, writer))
+        self.running.add(asyncio.create_task(self._serve(self.connections[-1])))
+
+    async def _serve(self, side: EngineSide) -> None:
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self.script(side)
+        finally:
+            side.close()
+
+    async def end(self) -> None:
+        for task in self.running:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            for task in self.running:
+                await task
+        for side in self.connections:
+            side.abort()
+        await asyncio.sleep(0)  # in which they are closed
+
+
+@pytest.fixture
+async def start_scripted() -> AsyncIterator[Callable[..., Awaitable[ScriptedEngine]]]:
+    """An engine that says byte by byte what its script does; a script that fails fails the test."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            script: Script, name: str = "r0", host: str = "127.0.0.1"
+        ) -> ScriptedEngine:
+            engine = ScriptedEngine(script, name)
+            server = await asyncio.start_server(engine.take, host, 0)
+            stack.callback(server.close)
+            stack.push_async_callback(engine.end)
+            port = server.sockets[0].getsockname()[1]
+            engine.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            return engine
+
+        yield start
+
+
 @pytest.fixture
 def write_endpoints(tmp_path: Path) -> Callable[..., Path]:
     """Replace the list of replicas as a supervisor does."""
@@ -136,6 +241,7 @@ def write_endpoints(tmp_path: Path) -> Callable[..., Path]:
 class RunningGateway:
     url: str
     gateway: Gateway
+    server: Server
     client: aiohttp.ClientSession
 
     def post(self, path: str = "/v1/completions", **kwargs: Any) -> Any:
@@ -159,12 +265,12 @@ class RunningGateway:
 
 
 @contextlib.asynccontextmanager
-async def _served(gateway: Gateway) -> AsyncIterator[str]:
+async def _served(gateway: Gateway) -> AsyncIterator[tuple[str, Server]]:
     listener = socket.create_server(("127.0.0.1", 0))
     server = Server(gateway.serve)
     await server.listen(listener)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
     finally:
         await server.close(within_s=5)
 
@@ -179,11 +285,71 @@ async def start_gateway(
             path = write_endpoints(*engines)
             config = GatewayConfig(endpoints_path=path, internal_token="pool-token", **settings)
             gateway = await stack.enter_async_context(open_gateway(config, FileEndpoints(path)))
-            url = await stack.enter_async_context(_served(gateway))
+            url, server = await stack.enter_async_context(_served(gateway))
             client = await stack.enter_async_context(aiohttp.ClientSession())
-            return RunningGateway(url, gateway, client)
+            return RunningGateway(url, gateway, server, client)
 
         yield start
+
+
+class Connection:
+    """A client's, in raw bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, *pieces: bytes) -> None:
+        """Each in a packet of its own."""
+        for piece in pieces:
+            self._writer.write(piece)
+            await self._writer.drain()
+            await asyncio.sleep(0)
+
+    async def head(self) -> bytes:
+        return await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 5)
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        head = await self.head()
+        length = next(
+            int(line.split(b":")[1])
+            for line in head.splitlines()
+            if line.lower().startswith(b"content-length")
+        )
+        return head, await self._reader.readexactly(length)
+
+    async def rest(self) -> bytes:
+        """Until it is closed."""
+        return await asyncio.wait_for(self._reader.read(), 5)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def reset(self) -> None:
+        _reset(self._writer)
+
+
+@pytest.fixture
+async def connect() -> Any:
+    """Its side holds little of what it does not read."""
+    opened: list[Connection] = []
+
+    async def connect(gateway: Any) -> Connection:
+        taker = socket.socket()
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        taker.setblocking(False)
+        address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        try:
+            await asyncio.get_running_loop().sock_connect(taker, address)
+        except OSError:
+            taker.close()
+            raise
+        opened.append(Connection(*await asyncio.open_connection(sock=taker)))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
 
 
 @pytest.fixture

@@ -28,49 +28,6 @@ LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 OK = b"HTTP/1.1 200"
 
 
-class Connection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def send(self, *pieces: bytes) -> None:
-        """Each in a packet of its own."""
-        for piece in pieces:
-            self._writer.write(piece)
-            await self._writer.drain()
-            await asyncio.sleep(0)
-
-    async def answer(self) -> tuple[bytes, bytes]:
-        head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), 5)
-        length = next(
-            int(line.split(b":")[1])
-            for line in head.splitlines()
-            if line.lower().startswith(b"content-length")
-        )
-        return head, await self._reader.readexactly(length)
-
-    async def rest(self) -> bytes:
-        """Until it is closed."""
-        return await asyncio.wait_for(self._reader.read(), 5)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-@pytest.fixture
-async def connect() -> Any:
-    opened: list[Connection] = []
-
-    async def connect(gateway: Any) -> Connection:
-        port = int(gateway.url.rpartition(":")[2])
-        opened.append(Connection(*await asyncio.open_connection("127.0.0.1", port)))
-        return opened[-1]
-
-    yield connect
-    for connection in opened:
-        connection.close()
-
-
 def code_of(body: bytes) -> str:
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
