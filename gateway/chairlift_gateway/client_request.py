@@ -151,19 +151,21 @@ class ClientRequest:
     def respond(self, status: int, headers: Sequence[RawHeader], body: bytes) -> None:
         if status not in _BODYLESS:
             headers = [*headers, (b"content-length", str(len(body)).encode())]
+        head = self._head(status, headers)
         self.is_started = True
-        self._write(self._head(status, headers) + (b"" if self._has_no_body(status) else body))
+        self._write(head + (b"" if self._has_no_body(status) else body))
         self._complete()
 
     def begin(self, status: int, headers: Sequence[RawHeader]) -> None:
-        """A body of unknown length follows; the head goes with its first part."""
-        self.is_started = True
+        """A body of unknown length follows; the head goes with its first part. Raise ValueError,
+        as `respond` does, for a header that is none; then nothing has begun."""
         self._is_chunked = self.head.http_version != "1.0"
         if self._is_chunked:
             headers = [*headers, (b"transfer-encoding", b"chunked")]
         else:
             self.keeps_alive = False
         self._unsent = self._head(status, headers)
+        self.is_started = True
 
     def write(self, part: bytes) -> None:
         if part or self._unsent:

@@ -99,6 +99,9 @@ class FrontDoor(asyncio.Protocol):
         self.is_write_paused = False
         if self._answering is not None:
             self._answering.resume()
+            if self._answering.is_complete:
+                # Of one that is closed in this callback, asyncio ends the transport twice.
+                self._loop.call_soon(self.answered, self._answering)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -180,6 +183,8 @@ class FrontDoor(asyncio.Protocol):
                 self._transport.close()
             return
         self.resume_reading()
+        if self.is_write_paused:
+            return  # Or all answers were held of a client that asks on and does not read.
         if self._waiting:
             self._begin(self._waiting.popleft())
         else:
