@@ -1,15 +1,22 @@
-"""What an engine says that waits for its turn, and what becomes of it meanwhile."""
+"""What waits on a connection to an engine, to be passed on or to be sent, and its end meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from chairlift_gateway.engine_http import MAX_LATER_BYTES, AnswerHead, EngineConnection
+from chairlift_gateway.engine_http import (
+    MAX_LATER_BYTES,
+    PIECE_BYTES,
+    AnswerHead,
+    EngineConnection,
+    EngineFailed,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +75,10 @@ class Direct:
             parts.hostname, parts.port,
         )  # fmt: skip
         return connection
+
+    def socket_of(self, connection: EngineConnection) -> socket.socket:
+        told: socket.socket = connection._transport.get_extra_info("socket")
+        return told
 
 
 @pytest.fixture
@@ -218,3 +229,60 @@ async def test_a_paused_answer_is_read_no_further_until_it_is_resumed(
         await asyncio.sleep(0)
         direct.turns.run()
     assert len(taken.body) == 500 * len(part)
+
+
+LONG = bytes(60_000_000)
+
+
+async def read_nothing(side: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_connection_whose_last_request_is_still_being_sent_asks_nothing_more(
+    start_scripted: Any, direct: Direct
+) -> None:
+    async def script(side: Any) -> None:
+        await side.say(HELLO)
+        await side.hung_up()
+
+    connection = await direct.open(await start_scripted(script))
+    buffers = direct.socket_of(connection)
+    # The rest of so short a body waits in the transport alone.
+    buffers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    taken = Taken()
+    await asyncio.wait_for(connection.ask(ASKED, bytes(PIECE_BYTES), taken.begin), 5)
+    assert taken.body == b"hello"
+    assert not connection.is_reusable
+
+
+async def test_what_is_still_to_be_sent_when_its_connection_closes_is_not_sent(
+    start_scripted: Any, direct: Direct, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = await direct.open(await start_scripted(read_nothing))
+    outcome = connection.ask(ASKED, LONG, Taken().begin)
+    connection.resume_writing()
+    connection.close()
+    await until(lambda: direct.lost == [connection])
+    with pytest.raises(EngineFailed):
+        await outcome
+    assert not caplog.records  # asyncio's, of writes to what is closed
+
+
+async def test_a_body_that_cannot_be_sent_on_ends_its_connection_once(
+    start_scripted: Any, direct: Direct, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(side: Any) -> None:
+        while await side.reader.read(2**20):
+            pass
+
+    connection = await direct.open(await start_scripted(script))
+    resume = connection.resume_writing
+
+    def break_and_resume() -> None:
+        direct.socket_of(connection).shutdown(socket.SHUT_WR)
+        resume()
+
+    monkeypatch.setattr(connection, "resume_writing", break_and_resume)
+    with pytest.raises(EngineFailed, match="Broken pipe"):
+        await asyncio.wait_for(connection.ask(ASKED, LONG, Taken().begin), 5)
+    assert direct.lost == [connection]

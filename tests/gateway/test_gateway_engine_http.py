@@ -239,7 +239,7 @@ async def test_what_an_engine_says_unasked_ends_its_connection_and_answers_nobod
     engine = await start_scripted(script)
     assert (await fetched(pool, engine)).body == b"hello"
     asked_once.set()
-    await asyncio.wait_for(hung_up.wait(), 5)
+    await asyncio.wait_for(hung_up.wait(), 2)  # sooner than one that is idle
     assert (await fetched(pool, engine)).body == b"own"
 
 

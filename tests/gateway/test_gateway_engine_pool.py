@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from chairlift_gateway import engine_pool
-from chairlift_gateway.engine_http import EngineFailed
+from chairlift_gateway.engine_http import AnswerHead, EngineConnection, EngineFailed
 from chairlift_gateway.engine_pool import EnginePool, EngineRequest, WholeAnswer
 
 pytestmark = pytest.mark.anyio
@@ -125,6 +125,22 @@ async def test_a_connection_that_was_closed_while_idle_is_not_used(
     engine = await start_scripted(close_the_first)
     assert (await fetched(pool, engine.url)).body == b"hello"
     await asyncio.wait_for(hung_up.wait(), 2)
+    assert (await fetched(pool, engine.url)).body == b"hello"
+    assert len(engine.connections) == 2
+
+
+async def test_a_connection_whose_end_has_come_in_this_very_pass_is_not_used(
+    start_scripted: Any, pool: EnginePool
+) -> None:
+    used: list[EngineConnection] = []
+
+    def begin(head: AnswerHead, connection: EngineConnection) -> Callable[..., None]:
+        used.append(connection)
+        return lambda data, is_end: None
+
+    engine = await start_scripted(say_hello)
+    await pool.ask(engine.url, GET, begin)
+    used[0].eof_received()
     assert (await fetched(pool, engine.url)).body == b"hello"
     assert len(engine.connections) == 2
 
