@@ -148,12 +148,15 @@ class ClientRequest:
         if self._line.is_write_paused:
             source.pause()
 
+    def has_no_body(self, status: int) -> bool:
+        return self.head.method == "HEAD" or status in _BODYLESS
+
     def respond(self, status: int, headers: Sequence[RawHeader], body: bytes) -> None:
         if status not in _BODYLESS:
             headers = [*headers, (b"content-length", str(len(body)).encode())]
         head = self._head(status, headers)
         self.is_started = True
-        self._write(head + (b"" if self._has_no_body(status) else body))
+        self._write(head + (b"" if self.has_no_body(status) else body))
         self._complete()
 
     def begin(self, status: int, headers: Sequence[RawHeader]) -> None:
@@ -208,9 +211,6 @@ class ClientRequest:
 
     def _framed(self, part: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(part), part) if part and self._is_chunked else part
-
-    def _has_no_body(self, status: int) -> bool:
-        return self.head.method == "HEAD" or status in _BODYLESS
 
     def _head(self, status: int, headers: Sequence[RawHeader]) -> bytes:
         more = [(b"date", _date(int(time.time())))]

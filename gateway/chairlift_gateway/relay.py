@@ -37,8 +37,9 @@ class Relay:
 
     def begin(self, head: AnswerHead, replica: Replica, source: Source) -> Sink:
         self._reply.replica = replica.name
-        self._meter.answered(is_stream=head.is_event_stream)
-        if not head.is_event_stream:
+        is_stream = head.is_event_stream and not self._request.has_no_body(head.status)
+        self._meter.answered(is_stream=is_stream)
+        if not is_stream:
             self._head = head
             self._whole = bytearray()
             return self._collect

@@ -79,6 +79,24 @@ async def test_a_head_alone_is_asked_for_as_a_whole_and_told_without_its_body(
     assert b"content-length: 2\r\n" in of_head
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (MODELS.replace(b"GET", b"HEAD"), STREAM + chunk(DONE) + b"0\r\n\r\n"),
+        (POST + b"{}", b"HTTP/1.1 204 No\r\nContent-Type: text/event-stream\r\n\r\n"),
+    ],
+    ids=["HEAD", "204"],
+)
+async def test_a_stream_where_no_body_may_be_is_a_head_alone(
+    start_scripted: Any, start_gateway: Any, connect: Any, asked: bytes, said: bytes
+) -> None:
+    connection = await connect(await start_gateway(await start_scripted(saying(said))))
+    await connection.send(asked, LIVE)
+    assert b"transfer-encoding" not in await connection.head()
+    head, body = await connection.answer()
+    assert head.startswith(OK) and json.loads(body) == {"status": "alive"}
+
+
 @pytest.mark.parametrize("more", [b"", b"Connection: keep-alive\r\n"])
 async def test_a_client_of_1_0_gets_a_stream_that_ends_with_its_connection(
     start_scripted: Any, start_gateway: Any, connect: Any, token: Any, more: bytes
