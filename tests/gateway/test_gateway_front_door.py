@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from chairlift_gateway import front_door
+from chairlift_gateway import client_request, front_door
 from chairlift_gateway.client_request import ClientRequest
 from chairlift_gateway.front_door import (
     MAX_DROPPED_BYTES,
@@ -330,6 +330,19 @@ async def test_a_client_that_leaves_is_noticed_behind_what_it_sent_ahead(
     async with asyncio.timeout(5):
         await engine.left.wait()
     assert len(engine.requests) == 1
+
+
+async def test_a_client_that_leaves_is_noticed_behind_a_whole_body_that_came_early(
+    start_engine: Any, never: Any, start_gateway: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_request, "MAX_EARLY_BYTES", 1)
+    engine = await start_engine(never)
+    connection = await connect(await start_gateway(engine))
+    await connection.send(REQUEST)
+    await engine.asked.wait()
+    connection.close()
+    async with asyncio.timeout(5):
+        await engine.left.wait()
 
 
 @pytest.mark.parametrize("begun", [b"", REQUEST[:9]], ids=["nothing", "half a head"])
