@@ -44,9 +44,12 @@ class Server:
         for door in list(self._doors):
             door.drain()
         if not await self._is_quiet_within(within_s):
-            for door in list(self._doors):
-                door.cut_off()
+            self.cut_off()
             await self._is_quiet_within(within_s=1.0)
+
+    def cut_off(self) -> None:
+        for door in list(self._doors):
+            door.cut_off()
 
     async def _is_quiet_within(self, within_s: float) -> bool:
         self._note()
