@@ -245,7 +245,11 @@ class FrontDoor(asyncio.Protocol):
     def _linger(self) -> None:
         """Close once the client has read its answer, or has had the time to."""
         self._is_over = True
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # It has hung up, and the system knows that before the event loop does.
+            self._transport.abort()
+            return
         self.resume_reading()
         self._silence.cancel()
         self._silence = self._loop.call_later(LINGER_S, self._transport.close)

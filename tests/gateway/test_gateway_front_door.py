@@ -307,6 +307,19 @@ async def test_a_client_that_does_not_hang_up_after_its_refusal_is_cut_off_in_ti
     await until(lambda: refusing.server.num_connections == 0)
 
 
+async def test_a_client_that_hangs_up_before_it_is_refused_is_no_failure_of_the_gateways(
+    refusing: Any, connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(refusing.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(REQUEST[:-2].replace(b"Host: x", b"Connection: close"))
+    connection = await connect(refusing)
+    await connection.send(REQUEST)
+    assert (await connection.answer())[0].startswith(b"HTTP/1.1 401")
+    assert refusing.server.num_connections == 1
+    assert caplog.records == []
+
+
 async def test_what_was_dropped_of_one_request_does_not_count_for_the_next(
     refusing: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
