@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from chairlift_gateway import client_request, front_door
+from chairlift_gateway import client_request, front_door, server
 from chairlift_gateway.client_request import ClientRequest
 from chairlift_gateway.front_door import (
     MAX_DROPPED_BYTES,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
+    FrontDoor,
 )
 from chairlift_gateway.server import Server
 
@@ -279,11 +280,11 @@ async def refusing() -> AsyncIterator[SimpleNamespace]:
         request.respond(401, [], b"no")
 
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(refuse, keepalive_s=1)
-    await server.listen(listener)
+    served = Server(refuse, keepalive_s=1)
+    await served.listen(listener)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield SimpleNamespace(url=url, server=server)
-    await server.close(within_s=5)
+    yield SimpleNamespace(url=url, server=served)
+    await served.close(within_s=5)
 
 
 async def test_a_connection_that_is_idle_after_a_refused_body_is_closed(
@@ -356,6 +357,25 @@ async def test_a_client_that_leaves_is_noticed_behind_a_whole_body_that_came_ear
     connection.close()
     async with asyncio.timeout(5):
         await engine.left.wait()
+
+
+async def test_a_connection_that_is_being_made_holds_no_drain(
+    refusing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_made = asyncio.Event()
+
+    def make(*arguments: Any) -> FrontDoor:
+        is_made.set()  # and its connection_made is called after what waits for this
+        return FrontDoor(*arguments)
+
+    monkeypatch.setattr(server, "FrontDoor", make)
+    address = ("127.0.0.1", int(refusing.url.rpartition(":")[2]))
+    with socket.create_connection(address) as client:
+        client.setblocking(False)
+        async with asyncio.timeout(5):
+            await is_made.wait()
+            await refusing.server.close(within_s=60)
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
 
 @pytest.mark.parametrize("begun", [b"", REQUEST[:9]], ids=["nothing", "half a head"])
