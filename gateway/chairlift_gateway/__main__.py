@@ -56,7 +56,7 @@ async def _serve(
     async with open_gateway(config, source, tenants) as gateway:
         server = Server(gateway.serve)
         draining = asyncio.Event()
-        _drain_on_signal(config, gateway, draining)
+        _drain_on_signal(config, gateway, server, draining)
         await server.listen(listener)
         host, port = listener.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -65,13 +65,16 @@ async def _serve(
         await server.close(config.drain_s + LAST_WORDS_S)
 
 
-def _drain_on_signal(config: GatewayConfig, gateway: Gateway, draining: asyncio.Event) -> None:
+def _drain_on_signal(
+    config: GatewayConfig, gateway: Gateway, server: Server, draining: asyncio.Event
+) -> None:
     """The first signal drains; a second one cuts off what is still in flight."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
         if draining.is_set():
             gateway.cut_off()
+            loop.call_later(LAST_WORDS_S, server.cut_off)
             return
         logger.info("draining for at most %g s; signal again to cut off", config.drain_s)
         gateway.begin_drain()

@@ -131,6 +131,7 @@ class ClientRequest:
         self._read = asyncio.get_running_loop().create_future()
         self._add(bytes(self._early))
         self._early = bytearray()
+        self._line.resume_reading()  # Also behind a whole body: that its client leaves is read.
         if self.is_whole and not self._read.done():
             self._read.set_result(None)
         if not self._read.done():
@@ -193,7 +194,6 @@ class ClientRequest:
             self._read.set_exception(refusal)
 
     def _expect_more(self) -> None:
-        self._line.resume_reading()
         expected = find(self.head.headers, b"expect") or b""
         if expected.lower() == b"100-continue" and self.head.http_version != "1.0":
             self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")

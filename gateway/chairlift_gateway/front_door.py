@@ -19,12 +19,7 @@ import httptools
 
 from chairlift_gateway.client_request import ClientRequest, RequestHead
 from chairlift_gateway.headers import RawHeader
-from chairlift_gateway.openai_errors import (
-    Refusal,
-    head_too_large,
-    not_http,
-    too_many_at_once,
-)
+from chairlift_gateway.openai_errors import Refusal, head_too_large, not_http, too_many_at_once
 
 # Request line and headers; that of others is 8 to 64 KiB.
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -43,15 +38,18 @@ logger = logging.getLogger("chairlift_gateway.front_door")
 class FrontDoor(asyncio.Protocol):
     """A callback of the parser that raises ends the reading, with the `Refusal` that it raised.
 
-    on_lost: hears of its end. keepalive_s: how long a client may be silent between two requests.
+    on_made, on_lost: hear of its beginning and end. keepalive_s: how long a client may be silent
+    between two requests.
     """
 
     _transport: asyncio.Transport
 
     def __init__(
-        self, serve: Serve, on_lost: Callable[[FrontDoor], None], keepalive_s: float
-    ) -> None:
+        self, serve: Serve, on_made: Callable[[FrontDoor], None],
+        on_lost: Callable[[FrontDoor], None], keepalive_s: float,
+    ) -> None:  # fmt: skip
         self._serve = serve
+        self._on_made = on_made
         self._on_lost = on_lost
         self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
@@ -80,6 +78,7 @@ class FrontDoor(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._silence.cancel()
@@ -250,7 +249,11 @@ class FrontDoor(asyncio.Protocol):
     def _linger(self) -> None:
         """Close once the client has read its answer, or has had the time to."""
         self._is_over = True
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # It has hung up, and the system knows that before the event loop does.
+            self._transport.abort()
+            return
         self.resume_reading()
         self._silence.cancel()
         self._silence = self._loop.call_later(LINGER_S, self._transport.close)

@@ -27,6 +27,7 @@ class Server:
         self._num_serving = 0
         self._is_quiet = asyncio.Event()
         self._listening: asyncio.Server | None = None
+        self._is_draining = False
 
     @property
     def num_connections(self) -> int:
@@ -41,12 +42,16 @@ class Server:
         is still there after that time is cut off."""
         if self._listening is not None:
             self._listening.close()
+        self._is_draining = True
         for door in list(self._doors):
             door.drain()
         if not await self._is_quiet_within(within_s):
-            for door in list(self._doors):
-                door.cut_off()
+            self.cut_off()
             await self._is_quiet_within(within_s=1.0)
+
+    def cut_off(self) -> None:
+        for door in list(self._doors):
+            door.cut_off()
 
     async def _is_quiet_within(self, within_s: float) -> bool:
         self._note()
@@ -58,9 +63,7 @@ class Server:
         return True
 
     def _door(self) -> FrontDoor:
-        door = FrontDoor(self._run, self._lost, self._keepalive_s)
-        self._doors.add(door)
-        return door
+        return FrontDoor(self._run, self._made, self._lost, self._keepalive_s)
 
     async def _run(self, request: ClientRequest) -> None:
         """Also beyond its connection: what it cost is settled when its client has left."""
@@ -70,6 +73,12 @@ class Server:
         finally:
             self._num_serving -= 1
             self._note()
+
+    def _made(self, door: FrontDoor) -> None:
+        self._doors.add(door)
+        self._note()
+        if self._is_draining:
+            door.drain()
 
     def _lost(self, door: FrontDoor) -> None:
         self._doors.discard(door)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from chairlift_gateway import front_door
+from chairlift_gateway import client_request, front_door, server
 from chairlift_gateway.client_request import ClientRequest
 from chairlift_gateway.front_door import (
     MAX_DROPPED_BYTES,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
+    FrontDoor,
 )
 from chairlift_gateway.server import Server
 
@@ -236,11 +237,11 @@ async def refusing() -> AsyncIterator[SimpleNamespace]:
         request.respond(401, [], b"no")
 
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(refuse, keepalive_s=1)
-    await server.listen(listener)
+    served = Server(refuse, keepalive_s=1)
+    await served.listen(listener)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield SimpleNamespace(url=url, server=server)
-    await server.close(within_s=5)
+    yield SimpleNamespace(url=url, server=served)
+    await served.close(within_s=5)
 
 
 async def test_a_connection_that_is_idle_after_a_refused_body_is_closed(
@@ -262,6 +263,19 @@ async def test_a_client_that_does_not_hang_up_after_its_refusal_is_cut_off_in_ti
     assert (await connection.answer())[0].startswith(b"HTTP/1.1 400")
     assert await connection.rest() == b""
     await until(lambda: refusing.server.num_connections == 0)
+
+
+async def test_a_client_that_hangs_up_before_it_is_refused_is_no_failure_of_the_gateways(
+    refusing: Any, connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(refusing.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(REQUEST[:-2].replace(b"Host: x", b"Connection: close"))
+    connection = await connect(refusing)
+    await connection.send(REQUEST)
+    assert (await connection.answer())[0].startswith(b"HTTP/1.1 401")
+    assert refusing.server.num_connections == 1
+    assert caplog.records == []
 
 
 async def test_what_was_dropped_of_one_request_does_not_count_for_the_next(
@@ -287,6 +301,38 @@ async def test_a_client_that_leaves_is_noticed_behind_what_it_sent_ahead(
     async with asyncio.timeout(5):
         await engine.left.wait()
     assert len(engine.requests) == 1
+
+
+async def test_a_client_that_leaves_is_noticed_behind_a_whole_body_that_came_early(
+    start_engine: Any, never: Any, start_gateway: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_request, "MAX_EARLY_BYTES", 1)
+    engine = await start_engine(never)
+    connection = await connect(await start_gateway(engine))
+    await connection.send(REQUEST)
+    await engine.asked.wait()
+    connection.close()
+    async with asyncio.timeout(5):
+        await engine.left.wait()
+
+
+async def test_a_connection_that_is_being_made_holds_no_drain(
+    refusing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_made = asyncio.Event()
+
+    def make(*arguments: Any) -> FrontDoor:
+        is_made.set()  # and its connection_made is called after what waits for this
+        return FrontDoor(*arguments)
+
+    monkeypatch.setattr(server, "FrontDoor", make)
+    address = ("127.0.0.1", int(refusing.url.rpartition(":")[2]))
+    with socket.create_connection(address) as client:
+        client.setblocking(False)
+        async with asyncio.timeout(5):
+            await is_made.wait()
+            await refusing.server.close(within_s=60)
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
 
 @pytest.mark.parametrize("begun", [b"", REQUEST[:9]], ids=["nothing", "half a head"])

@@ -132,6 +132,24 @@ async def test_a_stream_that_outlives_the_drain_gets_an_error_and_the_process_en
 
 
 @pytest.mark.anyio
+async def test_after_a_second_signal_nobody_is_waited_for_who_does_not_take_what_he_is_told(
+    arguments: list[str],
+) -> None:
+    async with running([*arguments, "--drain-s", "60"]) as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\n"
+                     b"Content-Length: 9\r\n\r\n")  # fmt: skip
+        assert b" 100 " in await reader.readline()
+        gateway.process.send_signal(signal.SIGTERM)
+        await until_refused(gateway.url)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(gateway.process.wait(), 5) == 0
+        assert b"gateway_shutting_down" in await reader.read()
+        writer.close()
+
+
+@pytest.mark.anyio
 async def test_the_process_bounds_what_a_connection_may_send(arguments: list[str]) -> None:
     async with running(arguments) as gateway:
         host, port = gateway.url.removeprefix("http://").split(":")
