@@ -1,5 +1,5 @@
-"""One HTTP/1.1 connection to an engine, in callbacks: what came is handed on in the pass of the
-event loop in which it was read, without a task to be woken for it.
+"""One HTTP/1.1 connection to an engine, in callbacks: no task is woken for what comes. An answer's
+head is handed on in the pass of the event loop in which it was read, what follows in its turn.
 
 It knows no replicas and no clients. `engine_pool` opens and keeps connections.
 """
@@ -25,7 +25,7 @@ PIECE_BYTES: Final = 256 * 1024
 MAX_LATER_BYTES: Final = 64 * 1024
 
 
-class EngineFailed(OSError):
+class EngineFailed(Exception):
     """A replica gave no answer, or not all of one."""
 
 
@@ -66,18 +66,22 @@ class EngineConnection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._unsent = memoryview(b"")
         self._is_write_paused = False
-        self._is_closed = False
         self._begin_answer()
 
     def _begin_answer(self) -> None:
+        self._head: AnswerHead | None = None
         self._headers: list[RawHeader] = []
         self._parts: list[bytes] = []
-        self._num_head_bytes = self._status = 0
-        self._has_head = self._is_complete = self._keeps_alive = False
+        self._num_head_bytes = 0
+        self._is_complete = self._keeps_alive = False
 
     @property
     def is_reusable(self) -> bool:
-        return self._outcome is None and not self._is_closed
+        return self._outcome is None and not self._transport.is_closing()
+
+    @property
+    def _is_asked(self) -> bool:
+        return self._outcome is not None and not self._outcome.done()
 
     def ask(self, head: bytes, body: bytes, on_head: HeadTaker) -> asyncio.Future[None]:
         """Done once the answer has ended or is not wanted; it may hold EngineFailed, or what was
@@ -102,7 +106,6 @@ class EngineConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """At once; an engine ends what it does for a connection that is closed."""
-        self._is_closed = True
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -114,10 +117,9 @@ class EngineConnection(asyncio.Protocol):
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_closed = True
         self._unsent = memoryview(b"")
         self._parse_later()
-        if self._outcome is not None and not self._outcome.done():
+        if self._is_asked:
             if exc is None and self._ends_with_the_connection():
                 self._is_complete = True
                 self._hand_on()
@@ -140,8 +142,8 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """A head is what a client waits for; what follows it takes its turn."""
-        if self._outcome is None or self._outcome.done():
-            self.close()  # nothing was asked
+        if not self._is_asked:
+            self.close()
         elif self._sink is None:
             self._parse(data)
         else:
@@ -153,7 +155,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _parse_later(self) -> None:
         data, self._later = bytes(self._later), bytearray()
-        if data and self._outcome is not None and not self._outcome.done():
+        if data and self._is_asked:
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
@@ -163,7 +165,7 @@ class EngineConnection(asyncio.Protocol):
             reason = error.__context__ or error
             self._fail(EngineFailed(f"its answer is no HTTP/1.1: {reason!r}"))
             return
-        if not self._has_head:
+        if self._head is None:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._fail(EngineFailed("its answer's head is too long"))
@@ -173,9 +175,9 @@ class EngineConnection(asyncio.Protocol):
     def _hand_on(self) -> None:
         try:
             if self._on_head is not None:
-                head = AnswerHead(self._status, self._headers)
+                assert self._head is not None
                 take, self._on_head = self._on_head, None
-                self._sink = take(head, self)
+                self._sink = take(self._head, self)
                 if self._sink is None:
                     self._settle()
                     self.close()
@@ -195,24 +197,23 @@ class EngineConnection(asyncio.Protocol):
 
     def _ends_with_the_connection(self) -> bool:
         """RFC 9112, 6.3: an answer that states no length, of which a good end is all there is."""
-        is_framed = find(self._headers, b"content-length") or find(
-            self._headers, b"transfer-encoding"
-        )
-        return self._has_head and is_framed is None
+        if self._head is None:
+            return False
+        framing = (b"content-length", b"transfer-encoding")
+        return not any(name in framing for name, _ in self._head.headers)
 
     def _settle(self) -> None:
-        outcome, self._outcome = self._outcome, None
-        self._sink = None
+        self._ended().set_result(None)
         self.resume()  # whoever paused it has nothing more to resume
-        if outcome is not None and not outcome.done():
-            outcome.set_result(None)
 
     def _fail(self, error: Exception) -> None:
-        outcome, self._outcome = self._outcome, None
-        self._sink = None
-        if outcome is not None and not outcome.done():
-            outcome.set_exception(error)
+        self._ended().set_exception(error)
         self.close()
+
+    def _ended(self) -> asyncio.Future[None]:
+        assert self._outcome is not None
+        outcome, self._outcome, self._sink = self._outcome, None, None
+        return outcome
 
     # What the parser calls.
 
@@ -221,20 +222,20 @@ class EngineConnection(asyncio.Protocol):
             raise EngineFailed("it answers more than it was asked")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:  # else it is a trailer
+        if self._head is None:  # else it is a trailer
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-        if self._status < HTTPStatus.OK:
+        status = self._parser.get_status_code()
+        if status < HTTPStatus.OK:
             self._headers = []  # an interim answer, which the true one follows
         else:
-            self._has_head = True
+            self._head = AnswerHead(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        if self._has_head:
+        if self._head is not None:
             self._is_complete = True
             self._keeps_alive = self._parser.should_keep_alive()
