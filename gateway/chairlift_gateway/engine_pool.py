@@ -1,4 +1,4 @@
-"""Connections to engines, kept for the next request for as long as no engine closes them.
+"""Connections to engines, kept for the next request for less long than engines keep them.
 
 It knows no replicas: an engine is an address. `upstream` and `engine_usage` ask.
 """
@@ -85,8 +85,8 @@ class EnginePool:
 
     def close(self) -> None:
         self._is_closed = True
-        for connections in list(self._idle.values()):
-            for connection in list(connections):
+        for idle in self._idle.values():
+            for connection in idle:
                 connection.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -135,20 +135,18 @@ class EnginePool:
         """Close what has been idle for too long; the longest idle ones come first."""
         loop = asyncio.get_running_loop()
         oldest_s = loop.time() - KEEPALIVE_S
-        next_s = None
         for url, idle in list(self._idle.items()):
             kept = [each for each in idle if each.idle_since_s > oldest_s]
             for connection in idle[: len(idle) - len(kept)]:
                 connection.close()
-            if not kept:
+            if kept:
+                self._idle[url] = kept
+            else:
                 del self._idle[url]
-                continue
-            self._idle[url] = kept
-            first_s = kept[0].idle_since_s
-            next_s = first_s if next_s is None else min(next_s, first_s)
         self._sweeping = None
-        if next_s is not None:
-            self._sweeping = loop.call_at(next_s + KEEPALIVE_S, self._sweep)
+        if self._idle:
+            first_s = min(idle[0].idle_since_s for idle in self._idle.values())
+            self._sweeping = loop.call_at(first_s + KEEPALIVE_S, self._sweep)
 
 
 class _Collected:
