@@ -1,9 +1,9 @@
 """A client's connection: requests as they are read, with bounds on what is read of a head, on how
 long one is waited for, and on what is sent ahead; `Upgrade`, and bytes that are no request.
 
-What was read whole gets its own answer first; then what cannot be read is refused in the shape of
-OpenAI's errors, and the connection closed. It knows no paths and no tenants. `server` opens one for
-each client.
+What was read whole gets its own answer, whatever comes behind it; then the connection is closed.
+Where there is none, what cannot be read is refused in the shape of OpenAI's errors. It knows no
+paths and no tenants. `server` opens one for each client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httptools
 
 from chairlift_gateway.client_request import ClientRequest, RequestHead
 from chairlift_gateway.headers import RawHeader
-from chairlift_gateway.openai_errors import Refusal, head_too_large, not_http, too_many_at_once
+from chairlift_gateway.openai_errors import Refusal, head_too_large, not_http
 
 # Request line and headers; that of others is 8 to 64 KiB.
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -147,7 +147,7 @@ class FrontDoor(asyncio.Protocol):
         elif len(self._waiting) < MAX_PIPELINED:
             self._waiting.append(request)
         else:
-            raise too_many_at_once(MAX_PIPELINED)
+            raise not_http()  # Not told: those that wait are answered, and that is all.
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0

@@ -1,6 +1,6 @@
 """Refusals in the shape that OpenAI's clients understand: a response, or a stream's last event.
 
-It knows no sockets. `front_door`, `proxy`, `upstream` and `app` raise and render them.
+It knows no sockets. Whoever refuses raises one; `front_door`, `reply` and `app` render them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,6 @@ def head_too_large(limit_bytes: int) -> Refusal:
         "headers_too_large",
         f"Request line and headers are longer than the {limit_bytes} bytes that this gateway "
         "takes.",
-    )
-
-
-def too_many_at_once(num_most: int) -> Refusal:
-    return Refusal(
-        HTTPStatus.BAD_REQUEST,
-        "too_many_pipelined",
-        f"More than {num_most} requests wait on this connection.",
     )
 
 
