@@ -1,7 +1,7 @@
 """How much memory the bodies of all requests may hold, from the first byte until nobody needs them
 for a second try.
 
-It knows no HTTP. `client_side` fills bodies, `proxy` lets them go.
+It knows no HTTP. `client_request` fills bodies, `relay` and `proxy` let them go.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which headers cross the gateway, in either direction, and what a request is called.
 
-It knows no sockets. `proxy` calls it.
+It knows no sockets. `proxy` and `relay` let headers cross; both sides' connections write heads.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ which all of them have, or a conversation, which is one's own. Only the latter t
 the former lies in every cache, and would gather everybody on one replica. So the name of a prompt
 is that of its blocks up to the first at which prompts do not part into many.
 
-Gateways name alike: names are digests of the text alone. `proxy` names, `routing` asks.
+Gateways name alike: names are digests of the text alone. `upstream` names, `routing` asks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A replica's answer on its way to the client, in the callbacks in which it comes.
 
 A stream is relayed as it comes, a whole answer once it is complete, so that a replica that fails
-midway can still be reported with a status. `proxy` makes one for each request, `upstream` begins
-it.
+midway can still be reported with a status. `proxy` makes one for each request, `upstream` has it
+begin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What has been said to one client so far, so that what happens next can still be said properly.
 
 Before the first byte a failure is a JSON response; inside a stream it is a last event. It knows no
-upstream; `proxy` drives it.
+upstream; `relay` and `proxy` drive it.
 """
 
 from __future__ import annotations

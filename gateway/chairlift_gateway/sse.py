@@ -1,6 +1,6 @@
 """Server-sent events on the hot path: whole events out, and which of them carry a token.
 
-No event is decoded as JSON. It knows no HTTP; `proxy` feeds it.
+No event is decoded as JSON. It knows no HTTP; `relay` feeds it.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ MAX_LOAD_PAGE_BYTES: Final = 64 * 1024
 _LOAD_HEADER: Final = LOAD_HEADER.encode()
 _WAITED_MS_HEADER: Final = WAITED_MS_HEADER.encode()
 
-# Begins a replica's answer; what takes the rest of it.
-Relay = Callable[[AnswerHead, Replica, EngineConnection], Sink]
+# Takes the head of a replica's answer; returns what takes the rest.
+Begin = Callable[[AnswerHead, Replica, EngineConnection], Sink]
 
 logger = logging.getLogger("chairlift_gateway.upstream")
 
@@ -116,19 +116,19 @@ class Upstream:
             is_whole=not estimate.is_stream(body),
         )
 
-    async def exchange(self, call: Call, relay: Relay) -> None:
+    async def exchange(self, call: Call, begin: Begin) -> None:
         """Return once the answer was relayed to its end. Raise Refusal where there is none, or not
-        all of one, and whatever `relay` and its sink raise."""
+        all of one, and whatever `begin` and its sink raise."""
         failed: Replica | None = None
         while True:
             replica = await self._route(call, failed)
-            if await self._try(call, replica, relay, may_retry=failed is None):
+            if await self._try(call, replica, begin, may_retry=failed is None):
                 return
             if failed is not None:
                 raise unreachable()
             failed = replica
 
-    async def _try(self, call: Call, replica: Replica, relay: Relay, *, may_retry: bool) -> bool:
+    async def _try(self, call: Call, replica: Replica, begin: Begin, *, may_retry: bool) -> bool:
         """False when it failed before its first byte, or refused what another may take."""
         ticket = self.router.begin(replica, call.demand)
         taken: AnswerHead | None = None
@@ -139,7 +139,7 @@ class Upstream:
             if may_retry and self._goes_elsewhere(head, replica, call.demand):
                 return None
             taken = head
-            return relay(head, replica, connection)
+            return begin(head, replica, connection)
 
         try:
             call.on_sent(replica.url)
