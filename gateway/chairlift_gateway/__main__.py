@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -43,8 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    _allow_connections()
     asyncio.run(_serve(config, source, tenants, listener))
     return 0
+
+
+def _allow_connections() -> None:
+    """As many as the system lets it have: a stream is two, and 1,024 a usual first limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(

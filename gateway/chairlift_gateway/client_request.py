@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
+from urllib.parse import unquote
+
+import httptools
 
 from chairlift_gateway.body_memory import HeldBody
 from chairlift_gateway.headers import RawHeader, find, written_head
@@ -39,6 +42,14 @@ class RequestHead:
     query: str
     headers: list[RawHeader]
     http_version: str = "1.1"
+
+    @classmethod
+    def read(cls, method: bytes, url: bytes, headers: list[RawHeader], version: str) -> Self:
+        """url: as it stands in the request line."""
+        parsed = httptools.parse_url(url)
+        path = parsed.path.decode("ascii")
+        query = (parsed.query or b"").decode("latin-1")
+        return cls(method.decode("ascii"), unquote(path), query, headers, version)
 
 
 class Source(Protocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import urllib.parse
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -98,9 +97,7 @@ class FrontDoor(asyncio.Protocol):
         self.is_write_paused = False
         if self._answering is not None:
             self._answering.resume()
-            if self._answering.is_complete:
-                # Of one that is closed in this callback, asyncio ends the transport twice.
-                self._loop.call_soon(self.answered, self._answering)
+        self._loop.call_soon(self._begin_next)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -142,12 +139,10 @@ class FrontDoor(asyncio.Protocol):
         request = self._request()
         self._headers = []  # Trailers go there, not to the headers that were already judged.
         self._reading = request
-        if self._answering is None:
-            self._begin(request)
-        elif len(self._waiting) < MAX_PIPELINED:
-            self._waiting.append(request)
-        else:
+        if len(self._waiting) >= MAX_PIPELINED:
             raise not_http()  # Not told: those that wait are answered, and that is all.
+        self._waiting.append(request)
+        self._begin_next()
 
     def on_body(self, body: bytes) -> None:
         self._num_head_bytes = 0
@@ -175,52 +170,40 @@ class FrontDoor(asyncio.Protocol):
     def answered(self, request: ClientRequest) -> None:
         if self._transport.is_closing():
             return
-        if not request.keeps_alive:
-            if self._is_over or not request.is_whole:
-                self._linger()
-            else:
-                self._transport.close()
-            return
-        self.resume_reading()
-        if self.is_write_paused:
-            return  # Or all answers were held of a client that asks on and does not read.
-        if self._waiting:
-            self._begin(self._waiting.popleft())
+        if request.keeps_alive:
+            self.resume_reading()
+        elif self._is_over or not request.is_whole:
+            self._linger()
         else:
-            self._answering = None
-            self._idle_since_s = self._loop.time()
+            self._transport.close()
 
     # What the server calls.
 
     def drain(self) -> None:
         """Close as soon as what was asked has been answered."""
         self._is_draining = True
-        if self._answering is None:
+        last = self._last()
+        if last is None:
             self._transport.close()
-        else:
-            (self._waiting[-1] if self._waiting else self._answering).keeps_alive = False
+        elif not last.is_complete:
+            last.keeps_alive = False
 
     def cut_off(self) -> None:
         self._transport.abort()
 
     def _request(self) -> ClientRequest:
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
         version = self._parser.get_http_version()
-        head = RequestHead(
-            self._parser.get_method().decode("ascii"),
-            urllib.parse.unquote(path) if "%" in path else path,
-            (url.query or b"").decode("latin-1"),
-            self._headers,
-            version,
-        )
+        head = RequestHead.read(self._parser.get_method(), self._url, self._headers, version)
         keeps_alive = version != "1.0" and self._parser.should_keep_alive()
         return ClientRequest(head, self, keeps_alive=keeps_alive and not self._is_draining)
 
-    def _begin(self, request: ClientRequest) -> None:
-        self._answering = request
-        task = self._loop.create_task(self._run(request))
-        request.served_by(task)
+    def _begin_next(self) -> None:
+        """Once the one before is settled, whose place it may need; and of a client that asks on and
+        does not read no more than one answer is held."""
+        if not self._waiting or self._answering or self.is_write_paused:
+            return
+        self._answering = request = self._waiting.popleft()
+        request.served_by(self._loop.create_task(self._run(request)))
 
     async def _run(self, request: ClientRequest) -> None:
         try:
@@ -228,8 +211,18 @@ class FrontDoor(asyncio.Protocol):
         except Exception:
             logger.exception("a request failed in the gateway")
         finally:
+            self._answering = None
+            self._idle_since_s = self._loop.time()
             if not request.is_complete and not request.is_left:
                 self._transport.abort()
+            if not request.keeps_alive or self._transport.is_closing():
+                self._waiting.clear()
+            elif self._is_draining and not self._waiting:
+                self._transport.close()
+            self._begin_next()
+
+    def _last(self) -> ClientRequest | None:
+        return self._waiting[-1] if self._waiting else self._answering
 
     def _leave(self) -> None:
         for request in (self._answering, *self._waiting):
@@ -278,8 +271,8 @@ class FrontDoor(asyncio.Protocol):
         self._is_over = True
         if self._waiting and not self._waiting[-1].is_whole:
             self._waiting.pop()  # It waits, and will never be whole.
-        last = self._waiting[-1] if self._waiting else self._answering
-        if last is None:
+        last = self._last()
+        if last is None or last.is_complete:
             self._answer(refusal)
         elif not last.is_whole and not last.is_started:
             last.leave()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -157,6 +158,19 @@ async def test_the_process_bounds_what_a_connection_may_send(arguments: list[str
         writer.write(b"GET /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 431")
         writer.close()
+
+
+@pytest.mark.anyio
+async def test_the_process_may_have_as_many_connections_as_the_system_lets_it(
+    arguments: list[str],
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        async with running(arguments) as gateway:
+            assert resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_busy_port_is_one_sentence_and_code_2(

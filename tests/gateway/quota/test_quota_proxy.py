@@ -283,3 +283,14 @@ async def test_a_pool_that_denies_without_redis_says_503(
     )
     async with (await open_gateway).post() as answer:
         assert answer.status == 200
+
+
+async def test_requests_sent_ahead_have_one_place_after_another(
+    start_engine: Any, metered: Any, connect: Any
+) -> None:
+    gateway, _ = await metered(await start_engine(whole), limits={"concurrency": 1})
+    connection = await connect(gateway)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Tenant: acme\r\nContent-Length: 2\r\n"
+    await connection.send((head + b"\r\n{}") * 8)
+    for _ in range(8):
+        assert (await connection.answer())[0].startswith(b"HTTP/1.1 200")
