@@ -147,9 +147,10 @@ class EngineConnection(asyncio.Protocol):
         elif self._sink is None:
             self._parse(data)
         else:
-            if not self._later:
-                self._turns.take(self._parse_later)
+            has_turn = bool(self._later)
             self._later += data
+            if not has_turn:
+                self._turns.take(self._parse_later)
             if len(self._later) > MAX_LATER_BYTES:
                 self._parse_later()
 
