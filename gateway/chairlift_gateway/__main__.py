@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    # What no line shows is not looked up for each; as Python's logging HOWTO advises.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     _allow_connections()
     asyncio.run(_serve(config, source, tenants, listener))

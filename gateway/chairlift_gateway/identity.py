@@ -170,6 +170,8 @@ class Identification:
 
     def _is_batch_key(self, key: bytes) -> bool:
         """Compare with every digest, in a time that does not tell which one matched."""
+        if not self.batch_key_digests:
+            return False
         digest = hashlib.sha256(key).hexdigest()
         matches = [hmac.compare_digest(digest, known) for known in self.batch_key_digests]
         return any(matches)

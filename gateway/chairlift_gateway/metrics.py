@@ -8,6 +8,7 @@ and `holding` write; `app` shows it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -78,6 +79,17 @@ MAX_TENANTS = 64  # so many are named in metrics, the others together
 CLIENT_LEFT = 499
 
 
+@dataclass(frozen=True, slots=True)
+class ClassSeries:
+    """A class's own series; to look them up costs more than to count."""
+
+    received: Counter
+    in_flight: Gauge
+    held: Gauge
+    ttft: Histogram
+    gap: Histogram
+
+
 class GatewayMetrics:
     """Both classes show from the start, because an absent series is not a zero.
 
@@ -87,7 +99,7 @@ class GatewayMetrics:
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self._registry = registry = CollectorRegistry()
-        self.received = Counter(
+        received = Counter(
             names.REQUESTS_RECEIVED,
             "Requests that arrived, refused ones too.",
             ["class"],
@@ -99,27 +111,27 @@ class GatewayMetrics:
             ["class", "code"],
             registry=registry,
         )
-        self.ttft = Histogram(
+        ttft = Histogram(
             names.GATEWAY_TTFT_SECONDS,
             "Arrival to the first token of a stream.",
             ["class"],
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
-        self.gap = Histogram(
+        gap = Histogram(
             names.GATEWAY_GAP_SECONDS,
             "Time between two tokens of a stream.",
             ["class"],
             buckets=GAP_BUCKETS_S,
             registry=registry,
         )
-        self.in_flight = Gauge(
+        in_flight = Gauge(
             names.GATEWAY_IN_FLIGHT,
             "Requests between arrival and outcome.",
             ["class"],
             registry=registry,
         )
-        self.held = Gauge(
+        held = Gauge(
             names.GATEWAY_HELD,
             "Requests that wait for a replica to become ready.",
             ["class"],
@@ -144,18 +156,28 @@ class GatewayMetrics:
             ["tenant", "class", "reason"],
             registry=registry,
         )
-        for request_class in RequestClass:
-            for metric in (self.received, self.ttft, self.gap, self.in_flight, self.held):
-                metric.labels(request_class.value)
+        self._by_class = {
+            each: ClassSeries(
+                received=received.labels(each.value),
+                in_flight=in_flight.labels(each.value),
+                held=held.labels(each.value),
+                ttft=ttft.labels(each.value),
+                gap=gap.labels(each.value),
+            )
+            for each in RequestClass
+        }
         for stage in ("before_answer", "in_answer"):
             self.upstream_failures.labels(stage)
 
+    def of(self, request_class: RequestClass) -> ClassSeries:
+        return self._by_class[request_class]
+
     def count_arrival(self, request_class: RequestClass) -> None:
-        self.received.labels(request_class.value).inc()
+        self.of(request_class).received.inc()
         self._on_change()
 
     def count_held(self, request_class: RequestClass, more: int) -> None:
-        self.held.labels(request_class.value).inc(more)
+        self.of(request_class).held.inc(more)
         self._on_change()
 
     def count_tenant_tokens(self, tenant: str, request_class: RequestClass, more: int) -> None:
@@ -208,8 +230,7 @@ class TokenClock:
     """Times one stream's tokens as they pass."""
 
     def __init__(self, metrics: GatewayMetrics, request_class: RequestClass, arrived_s: float):
-        self._ttft = metrics.ttft.labels(request_class.value)
-        self._gap = metrics.gap.labels(request_class.value)
+        self._ttft, self._gap = metrics.of(request_class).ttft, metrics.of(request_class).gap
         self._arrived_s = arrived_s
         self._last_s: float | None = None
 

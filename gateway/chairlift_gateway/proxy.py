@@ -117,7 +117,7 @@ class Proxy:
             return
         label = arrival.request_class.value
         self._metrics.count_arrival(arrival.request_class)
-        with self._metrics.in_flight.labels(label).track_inprogress():
+        with self._metrics.of(arrival.request_class).in_flight.track_inprogress():
             yield
         self._metrics.responses.labels(label, str(int(reply.outcome))).inc()
 

@@ -9,6 +9,7 @@ request that begins from its quota and its replica for as long as they take. It 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -22,10 +23,11 @@ SHARE: Final = 32
 
 
 class Turns:
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Callable[[], None]] = deque()
-        self._began_s = 0.0
+        self._began_s = float("-inf")
         self._num_done = 0
 
     def take(self, piece: Callable[[], None]) -> None:
@@ -38,7 +40,7 @@ class Turns:
         self._waiting.append(piece)
 
     def _may_go(self) -> bool:
-        now_s = self._loop.time()
+        now_s = self._now_s()
         if now_s - self._began_s > TURN_S:
             self._began_s, self._num_done = now_s, 0
         self._num_done += 1

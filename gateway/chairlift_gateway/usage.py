@@ -15,6 +15,7 @@ from chairlift_protocol.quota import bounded_tokens
 from chairlift_protocol.wire import USAGE_COMMENT
 
 _COMMENT: Final = re.compile(rb"^" + re.escape(USAGE_COMMENT) + rb"(\{[^\n]*\})\n\n", re.MULTILINE)
+_DECODER: Final = json.JSONDecoder()
 _USAGE_KEY: Final = b'"usage"'
 
 
@@ -91,7 +92,7 @@ class Usage:
 
     def _state_json(self, text: bytes) -> None:
         try:
-            told, _ = json.JSONDecoder().raw_decode(text.decode("utf-8", "replace"))
+            told, _ = _DECODER.raw_decode(text.decode("utf-8", "replace"))
             self.state(Used(int(told["prompt_tokens"]), int(told["completion_tokens"])))
         except (ValueError, KeyError, TypeError, OverflowError):
             return

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chairlift_gateway.turns import FEWEST, SHARE, Turns
+from chairlift_gateway.turns import AT_ONCE, SHARE, TURN_S, Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -26,52 +26,63 @@ class Passes:
         self._next = self._loop.call_soon(self._count)
 
 
-@pytest.mark.parametrize("num_pieces", [1, FEWEST, 3 * FEWEST, 4 * FEWEST * SHARE])
-async def test_pieces_take_turns_in_their_order_and_a_few_in_each_pass(
-    until: Any, num_pieces: int
+@pytest.fixture
+async def turns() -> Turns:
+    """In which no time passes."""
+    return Turns(lambda: 7.0)
+
+
+@pytest.mark.parametrize("num_pieces", [1, AT_ONCE, 3 * AT_ONCE, 5 * AT_ONCE * SHARE])
+async def test_a_few_pieces_go_at_once_and_a_few_more_in_each_pass_in_their_order(
+    turns: Turns, until: Any, num_pieces: int
 ) -> None:
-    turns, passes = Turns(), Passes()
+    passes = Passes()
     ran: list[tuple[int, int]] = []
     for number in range(num_pieces):
         turns.take(lambda number=number: ran.append((number, passes.num)))
-    assert not ran
+    assert len(ran) == min(num_pieces, AT_ONCE)
     await until(lambda: len(ran) == num_pieces)
     passes.stop()
     assert [number for number, _ in ran] == list(range(num_pieces))
     in_pass = [sum(1 for _, each in ran if each == n) for n in sorted({n for _, n in ran})]
-    assert in_pass[0] == min(num_pieces, max(FEWEST, num_pieces // SHARE))
-    assert all(num <= max(FEWEST, num_pieces // SHARE) for num in in_pass)
-    assert all(num == FEWEST for num in in_pass[-3:-1])
+    assert all(num <= max(AT_ONCE, num_pieces // SHARE) for num in in_pass)
+    if num_pieces > AT_ONCE * SHARE:
+        assert in_pass[1] == (num_pieces - AT_ONCE) // SHARE > AT_ONCE
+        assert in_pass[-2] == AT_ONCE
 
 
-async def test_others_run_between_two_passes(until: Any) -> None:
-    turns = Turns()
+async def test_pieces_that_come_one_by_one_all_go_at_once() -> None:
+    now_s = 0.0
+    turns = Turns(lambda: now_s)
+    ran: list[int] = []
+    for number in range(3 * AT_ONCE):
+        turns.take(lambda number=number: ran.append(number))
+        now_s += 1.01 * TURN_S / AT_ONCE
+    assert ran == list(range(3 * AT_ONCE))
+
+
+async def test_nobody_goes_before_those_that_wait(until: Any) -> None:
+    now_s = 0.0
+    turns = Turns(lambda: now_s)
+    ran: list[int] = []
+    for number in range(AT_ONCE + 2):
+        turns.take(lambda number=number: ran.append(number))
+    now_s += 2 * TURN_S
+    turns.take(lambda: ran.append(-1))
+    await until(lambda: len(ran) == AT_ONCE + 3)
+    assert ran == [*range(AT_ONCE + 2), -1]
+
+
+async def test_others_run_between_two_passes(turns: Turns, until: Any) -> None:
     ran: list[str] = []
-    for _ in range(2 * FEWEST):
+    for _ in range(3 * AT_ONCE):
         turns.take(lambda: ran.append("piece"))
     asyncio.get_running_loop().call_soon(ran.append, "other")
-    await until(lambda: len(ran) == 2 * FEWEST + 1)
-    assert ran.index("other") == FEWEST
+    await until(lambda: len(ran) == 3 * AT_ONCE + 1)
+    assert ran.index("other") == 2 * AT_ONCE
 
 
-async def test_a_piece_taken_in_a_turn_has_its_own_turn(until: Any) -> None:
-    turns = Turns()
-    ran: list[int] = []
-
-    def again() -> None:
-        ran.append(len(ran))
-        if len(ran) < 5:
-            turns.take(again)
-
-    turns.take(again)
-    await until(lambda: len(ran) == 5)
-    turns.take(lambda: ran.append(5))
-    await until(lambda: len(ran) == 6)
-    assert ran == list(range(6))
-
-
-async def test_a_piece_that_raises_keeps_nobody_waiting(until: Any) -> None:
-    turns = Turns()
+async def test_a_piece_that_raises_keeps_nobody_waiting(turns: Turns, until: Any) -> None:
     ran: list[int] = []
     told: list[Any] = []
 
@@ -79,10 +90,12 @@ async def test_a_piece_that_raises_keeps_nobody_waiting(until: Any) -> None:
         raise ZeroDivisionError
 
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    turns.take(fail)
-    for number in range(3 * FEWEST):
+    for number in range(AT_ONCE):
         turns.take(lambda number=number: ran.append(number))
-    await until(lambda: len(ran) == 3 * FEWEST)
+    turns.take(fail)
+    for number in range(3 * AT_ONCE):
+        turns.take(lambda number=number: ran.append(number))
+    await until(lambda: len(ran) == 4 * AT_ONCE)
     turns.take(lambda: ran.append(-1))
     await until(lambda: ran[-1] == -1)
     assert [type(each["exception"]) for each in told] == [ZeroDivisionError]

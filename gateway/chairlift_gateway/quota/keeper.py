@@ -123,7 +123,7 @@ class Keeper:
             self.leases.owe(settlement)
             return
         may_be_unknown = int(lease.num_unanswered > 0)
-        call = self.store.submit(
+        call = self.store.submit_later(
             lease.holder, lease.fallback, "settle",
             lease.request_id, settlement.num_used, may_be_unknown,
         )  # fmt: skip

@@ -26,6 +26,8 @@ from chairlift_protocol.quota import QuotaKeys
 
 # Some 30 µs of Redis each: a batch takes far less than a caller waits.
 MAX_BATCH: Final = 64
+# A write to Redis costs as much as the rest of a settlement; a busy gateway asks again sooner.
+LATER_S: Final = 0.005
 # What a client can meet on its way to Redis; OSError also from an unreadable password file.
 REDIS_ERRORS: Final = (RedisError, OSError, TimeoutError)
 # Another connection may fare better: it authenticates anew, or leads to the new primary.
@@ -80,14 +82,28 @@ class Store:
 
     def submit(self, holder: str, fallback: str, operation: str, *arguments: Any) -> Call:
         """It is sent at once, or with all that waits as soon as what is in flight is answered."""
+        call = self._enqueue(holder, fallback, operation, arguments)
+        self._send_next()
+        return call
+
+    def submit_later(self, holder: str, fallback: str, operation: str, *arguments: Any) -> Call:
+        """Nobody waits for it: it goes with what is submitted next, or LATER_S from now. What came
+        before is carried out before."""
+        call = self._enqueue(holder, fallback, operation, arguments)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_later(LATER_S, self._send_next)
+        return call
+
+    def _enqueue(
+        self, holder: str, fallback: str, operation: str, arguments: Sequence[Any]
+    ) -> Call:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         call = Call(operation, holder, fallback, arguments, future)
         if self._is_closed:
             call.fail(_ENDING)
-            return call
-        self._waiting.append(call)
-        self._is_idle.clear()
-        self._send_next()
+        else:
+            self._waiting.append(call)
+            self._is_idle.clear()
         return call
 
     async def emptied(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from chairlift_gateway.quota import connection, wire
+from chairlift_gateway.quota import connection, store, wire
 from chairlift_gateway.quota.connection import RedisAddress, open_client
 from chairlift_gateway.quota.script import SCRIPT
 from chairlift_gateway.quota.store import MAX_BATCH, Call, RedisFailure, Store
@@ -162,6 +162,30 @@ async def test_what_is_submitted_meanwhile_goes_in_one_write_each_in_its_place(s
     end.answer(admitted(1 + MAX_BATCH))
     assert [await number(call) for call in calls] == list(range(2 + MAX_BATCH))
     assert side.num_successes == 4
+
+
+async def test_what_may_wait_goes_with_what_is_asked_next_and_before_it(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "LATER_S", 60.0)
+    end = await side.connected()
+    settled = [side.store.submit_later("a/b", "*/b", "settle", f"r{n}", 5, 0) for n in range(2)]
+    assert not any(call.is_sent for call in settled)
+    asked = side.ask("r2")
+    assert all(call.is_sent for call in (*settled, asked))
+    assert [command[-3] for command in await end.read(3)] == [b"r0", b"r1", b"r2"]
+    end.answer(*(admitted(n) for n in range(3)))
+    assert [await number(call) for call in (*settled, asked)] == [0, 1, 2]
+
+
+async def test_what_may_wait_goes_soon_where_nothing_is_asked(side: Side) -> None:
+    end = await side.connected()
+    for _ in range(2):
+        calls = [side.store.submit_later("a/b", "*/b", "settle", f"r{n}", 5, 0) for n in range(2)]
+        assert len(await end.read(2)) == 2
+        end.answer(admitted(0), admitted(1))
+        assert [await number(call) for call in calls] == [0, 1]
+    await side.store.emptied()
 
 
 async def test_what_nobody_waits_for_any_more_is_not_sent(side: Side) -> None:
