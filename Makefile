@@ -50,7 +50,7 @@ bench-longprompt: $(STAMP) ## what a 6,000-token prompt does to 100 short ones b
 bench-quota: $(STAMP) ## tenants' quotas on a real Redis: what they cost, and whether they stay true (ARGS=--requests=N)
 	@$(PY) -m chairlift_bench.bench_quota $(ARGS)
 
-bench-gateway: $(STAMP) ## what the gateway adds to the first token and costs for each chunk, beside nginx (root installs Debian's Redis and nginx; 4 minutes)
+bench-gateway: $(STAMP) ## what the gateway adds to the first token and costs for each chunk, beside nginx (root installs Debian's Redis and nginx; 5 minutes)
 	@tests/gateway/quota/install
 	@bench/install-nginx
 	@$(PY) -m chairlift_bench.bench_gateway $(ARGS)

@@ -2,10 +2,10 @@
 plain proxy: `make bench-gateway`.
 
 An engine's stand-in writes one event to each stream every 20 ms, as an engine does at each step.
-First the time to the first event, at a load that leaves the cores half idle: direct, through the
-gateway, through nginx, in turns. Then many streams at once: events that passed, by the proxy's own
-processor time. Each round compares within itself; medians of the rounds are claimed, and the
-spread is told.
+First the time to the first event, at a load that leaves the cores half idle, found anew for each
+round: direct, through the gateway, through nginx, in turns. Then many streams at once: events that
+passed, by the proxy's own processor time. Each round compares within itself; medians of the rounds
+are claimed, and the spread is told.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ ANSWER_TOKENS: Final = 16
 # Enough for what is done once for a request to be little beside the events.
 NUM_STREAMS, STREAM_TOKENS = 64, 250
 WANTED_BUSY_SHARE: Final = 0.5
-LEAST_PER_S, TRIAL_S, NUM_TRIALS, MAX_GROWTH = 20.0, 3.0, 5, 2.5
+LEAST_PER_S, TRIAL_S, MAX_GROWTH = 20.0, 3.0, 2.5
+# At first, and before each round, as the machine may have become slower or faster.
+NUM_TRIALS, NUM_TRIALS_AGAIN = 5, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +49,38 @@ class Turn:
     events_per_cpu_s: float
 
 
-async def measure(ways: Ways, num_rounds: int, turn_s: float) -> tuple[float, list[list[Turn]]]:
-    """The rate, and the turns of each round."""
-    rate_per_s = await _rate(ways)
-    print(f"{rate_per_s:.0f} requests a second of {ANSWER_TOKENS} tokens, {num_rounds} rounds")
+@dataclass(frozen=True, slots=True)
+class Round:
+    requests_per_s: float
+    turns: Sequence[Turn]
+
+
+async def measure(ways: Ways, num_rounds: int, turn_s: float) -> list[Round]:
     each_way = [ways.direct, ways.gateway, ways.nginx]
+    rate_per_s = await _rate(ways, LEAST_PER_S, NUM_TRIALS)
     rounds = []
     for number in range(num_rounds):
         # Another one begins each time.
         order = each_way[number % 3 :] + each_way[: number % 3]
-        rounds.append([await _turn(way, rate_per_s, turn_s) for way in order])
-        for turn in rounds[-1]:
+        rate_per_s = await _rate(ways, rate_per_s, NUM_TRIALS_AGAIN)
+        print(f"{rate_per_s:.0f} requests a second of {ANSWER_TOKENS} tokens")
+        rounds.append(Round(rate_per_s, [await _turn(way, rate_per_s, turn_s) for way in order]))
+        for turn in rounds[-1].turns:
             print(
                 f"{turn.name}: first event p50 {turn.first_p50_ms:.2f}, p95 "
                 f"{turn.first_p95_ms:.2f} ms, cores busy {turn.busy_share:.0%}, "
                 f"{turn.events_per_cpu_s:,.0f} events for each second of its processor time"
             )
-    return rate_per_s, rounds
+    return rounds
 
 
-async def _rate(ways: Ways) -> float:
+async def _rate(ways: Ways, rate_per_s: float, num_trials: int) -> float:
     """Requests a second at which half of the cores are busy when they go through the gateway.
 
-    Found by trying: a part of the work is done whether requests come or not, and others may keep
-    the machine busy.
+    Found by trying, from rate_per_s on: a part of the work is done whether requests come or not,
+    and others may keep the machine busy, now more and then less.
     """
-    rate_per_s = LEAST_PER_S
-    for _ in range(NUM_TRIALS):
+    for _ in range(num_trials):
         before = Cores.now()
         await steadily(ways.gateway.target, rate_per_s, TRIAL_S, ANSWER_TOKENS)
         busy_share = Cores.now().busy_share_since(before)
@@ -136,14 +143,15 @@ def main() -> int:
     args = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as folder, running_ways(Path(folder), STEP_MS) as ways:
-            rate_per_s, rounds = asyncio.run(measure(ways, args.rounds, args.turn_s))
+            measured = asyncio.run(measure(ways, args.rounds, args.turn_s))
     except (NoRedis, NoNginx) as error:
         print(f"bench-gateway: {error}", file=sys.stderr)
         return 2
+    rounds = [each.turns for each in measured]
     figures = figures_of(rounds)
     claims = {name: statistics.median(values) for name, values in figures.items()}
     busy = [turn.busy_share for turns in rounds for turn in turns if turn.name == "gateway"]
-    more = {"requests_per_s": rate_per_s, "busy_share": statistics.median(busy)}
+    more = {"requests_per_s": [each.requests_per_s for each in measured], "busy_share": busy}
     publish("bench_gateway", claims, {**more, **spread_of(figures)})
     return 0
 
