@@ -76,7 +76,7 @@ async def until_refused(url: str) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):  # the latter as it closes
                 return
             writer.close()
             await asyncio.sleep(0.02)

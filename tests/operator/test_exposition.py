@@ -14,6 +14,7 @@ from chairlift_operator.exposition import (
 )
 from chairlift_protocol import metrics
 from chairlift_protocol.policy import Generation
+from chairlift_protocol.wire import RequestClass
 
 COMPLETE = """\
 # TYPE chairlift_step_seconds_total counter
@@ -152,8 +153,8 @@ def test_what_nobody_asks_for_is_not_parsed() -> None:
 
 def test_arrivals_are_found_among_everything_that_a_gateway_shows() -> None:
     gateway = GatewayMetrics()
-    gateway.received.labels("interactive").inc(4)
-    gateway.held.labels("batch").set(2)
+    gateway.of(RequestClass.INTERACTIVE).received.inc(4)
+    gateway.of(RequestClass.BATCH).held.set(2)
     interactive, batch = parse_gateway_metrics(gateway.exposition().decode())
     assert (interactive.num_received, interactive.num_held) == (4, 0)
     assert (batch.num_received, batch.num_held) == (0, 2)
