@@ -69,8 +69,7 @@ class Gateway:
         if answer is not None:
             await answer(request)
             return
-        refusal = _not_served(head.method, head.path, by_method)
-        request.respond(refusal.status, refusal.headers(), refusal.body())
+        request.refuse(_not_served(head.method, head.path, by_method))
 
     def begin_drain(self) -> None:
         self._is_draining = True

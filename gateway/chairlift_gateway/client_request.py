@@ -171,6 +171,9 @@ class ClientRequest:
         self._write(head + (b"" if self.has_no_body(status) else body))
         self._complete()
 
+    def refuse(self, refusal: Refusal) -> None:
+        self.respond(refusal.status, refusal.headers(), refusal.body())
+
     def begin(self, status: int, headers: Sequence[RawHeader]) -> None:
         """A body of unknown length follows; the head goes with its first part. Raise ValueError,
         as `respond` does, for a header that is none; then nothing has begun."""

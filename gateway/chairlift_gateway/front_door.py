@@ -282,8 +282,7 @@ class FrontDoor(asyncio.Protocol):
 
     def _answer(self, refusal: Refusal) -> None:
         """To what is no request."""
-        refused = ClientRequest(RequestHead("GET", "", "", []), self, keeps_alive=False)
-        refused.respond(refusal.status, refusal.headers(), refusal.body())
+        ClientRequest(RequestHead("GET", "", "", []), self, keeps_alive=False).refuse(refusal)
 
     def _drop(self, num_bytes: int) -> None:
         self._num_dropped_bytes += num_bytes

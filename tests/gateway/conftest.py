@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chairlift_gateway.app import Gateway, open_gateway
 from chairlift_gateway.config import GatewayConfig
 from chairlift_gateway.endpoints import FileEndpoints
+from chairlift_gateway.engine_pool import EnginePool
 from chairlift_gateway.server import Server
 from chairlift_protocol.load import Load
 from chairlift_protocol.wire import INTERNAL_TOKEN_HEADER, LOAD_HEADER, LOAD_PATH, USAGE_PATH
@@ -350,6 +351,14 @@ async def connect() -> Any:
     yield connect
     for connection in opened:
         connection.close()
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[EnginePool]:
+    """Connections to engines, without a gateway."""
+    pool = EnginePool()
+    yield pool
+    pool.close()
 
 
 @pytest.fixture

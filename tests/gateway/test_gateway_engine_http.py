@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,13 +22,6 @@ from chairlift_gateway.engine_pool import EnginePool, EngineRequest, WholeAnswer
 pytestmark = pytest.mark.anyio
 
 GET = EngineRequest("GET", "/v1/models")
-
-
-@pytest.fixture
-async def pool() -> AsyncIterator[EnginePool]:
-    pool = EnginePool()
-    yield pool
-    pool.close()
 
 
 async def fetched(pool: EnginePool, engine: Any, request: EngineRequest = GET) -> WholeAnswer:

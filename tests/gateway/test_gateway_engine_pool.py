@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.anyio
 GET = EngineRequest("GET", "/v1/models?a=%20b")
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
-
-
-@pytest.fixture
-async def pool() -> AsyncIterator[EnginePool]:
-    pool = EnginePool()
-    yield pool
-    pool.close()
 
 
 async def fetched(pool: EnginePool, url: str, request: EngineRequest = GET) -> WholeAnswer:
